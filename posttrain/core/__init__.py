@@ -1,0 +1,1 @@
+"""The words every part shares. Standard library only (pydantic in `config`)."""
