@@ -1,0 +1,1 @@
+"""What happened, how sure are we, at what price."""
