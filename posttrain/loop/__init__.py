@@ -1,0 +1,1 @@
+"""The closed loop: what to do next, given what happened."""

@@ -1,0 +1,119 @@
+"""The configuration of a run: one section a part, in the order a person reads them.
+
+Not a place for defaults of a part that has its own settings class. The one thing that must stay
+true: a run is a function of this record and of its seed; nothing else chooses anything.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from posttrain.core.config import Settings
+
+
+class RunSettings(Settings):
+    """What the run is called, and what it may cost."""
+
+    name: str = "run"
+    """Name of the run's folder under `runs/`; part of every attempt's identity."""
+    seed: int = Field(default=0, ge=0)
+    """Root of every stream of chance."""
+    save_every: int = Field(default=20, ge=1)
+    """Optimiser steps between checkpoints; the end of a phase is always saved."""
+    keep: int = Field(default=2, ge=1)
+    """Complete checkpoints that stay on disk, newest first."""
+    price_per_hour: float | None = Field(default=None, ge=0)
+    """Price of this machine, for the report; None: no price is shown."""
+
+
+class ModelSettings(Settings):
+    """What is trained."""
+
+    name: str = "smollm2-135m"
+    """A fetched model's name, a local folder, a Hugging Face id, or `random` (tiny, untrained)."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """What engine and trainer compute in; master weights are float32 always."""
+
+
+class EngineSettings(Settings):
+    """How tokens are sampled."""
+
+    max_streams: int = Field(default=64, ge=1)
+    """Requests decoded side by side."""
+    cache_tokens: int = Field(default=65_536, ge=256)
+    """Tokens whose keys and values fit in the cache."""
+
+
+class DomainChoice(Settings):
+    """One domain of the mixture."""
+
+    name: str
+    """Name in the catalogue."""
+    levels: tuple[int, ...] = ()
+    """Levels of difficulty to draw from; empty: all of them."""
+    weight: float = Field(default=1.0, gt=0)
+    """Share of the draws, relative to the others."""
+
+
+class DomainsSettings(Settings):
+    """What is practised, and what is watched for forgetting."""
+
+    train: tuple[DomainChoice, ...] = ()
+    """Domains whose tasks are trained on (their held-out tasks are evaluated)."""
+    watch: tuple[DomainChoice, ...] = ()
+    """Domains that are evaluated and never trained on."""
+
+
+class SftSettings(Settings):
+    """The supervised phase on oracle trajectories, before RL."""
+
+    steps: int = Field(default=0, ge=0)
+    """Optimiser steps; 0: no such phase."""
+    examples_per_step: int = Field(default=32, ge=1)
+    """Oracle trajectories in one step."""
+    domains: tuple[str, ...] = ()
+    """Domains of the mixture that take part; empty: all of them."""
+
+
+class RlSettings(Settings):
+    """The phase of reinforcement learning from verified outcomes."""
+
+    steps: int = Field(default=100, ge=0)
+    """Optimiser steps at most; 0: no such phase."""
+    minutes: float | None = Field(default=None, gt=0)
+    """Time of training (evaluations and saves not counted) after which the phase ends; None: no
+    such limit."""
+    prompts_per_step: int = Field(default=16, ge=1)
+    """Groups in one step."""
+    group_size: int = Field(default=8, ge=2)
+    """Attempts at one task that are compared with one another."""
+    max_staleness: int = Field(default=0, ge=0)
+    """Updates that may lie between sampling a token and training on it. 0: synchronous; from 1
+    on, the next batch is generated while one trains."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature of training attempts."""
+    tries: int = Field(default=3, ge=1)
+    """Executions of one attempt, all layers together, before an infrastructure failure is final."""
+
+
+class EvalSettings(Settings):
+    """Held-out evaluation."""
+
+    tasks: int = Field(default=128, ge=1)
+    """Held-out tasks a domain."""
+    at: tuple[Literal["base", "sft", "rl"], ...] = ("base", "sft", "rl")
+    """Points of the run at which the suite is run."""
+
+
+class RunConfig(Settings):
+    """The resolved configuration of a run."""
+
+    run: RunSettings = RunSettings()
+    model: ModelSettings = ModelSettings()
+    engine: EngineSettings = EngineSettings()
+    domains: DomainsSettings = DomainsSettings()
+    sft: SftSettings = SftSettings()
+    rl: RlSettings = RlSettings()
+    evals: EvalSettings = EvalSettings()

@@ -1,0 +1,1 @@
+"""Who goes next, and how much."""
