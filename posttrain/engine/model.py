@@ -169,9 +169,8 @@ def _fuse(reference: Any, *, shape: Shape, dtype: torch.dtype) -> Decoder | None
         rope.get("rope_type") in FIXED_ROPE
         and getattr(config, "hidden_act", "") == "silu"
         and hasattr(config, "rms_norm_eps")
-        and rotary is not None
     )
-    if not plain:
+    if not plain or rotary is None:
         return None
     tensors = fused_tensors(
         dict(reference.named_parameters()), shape=shape, intermediate=config.intermediate_size,
