@@ -75,5 +75,8 @@ class ManualClock:
         """Jump to the earliest sleeper after `patience` idle turns of the event loop."""
         if patience:
             asyncio.get_running_loop().call_soon(self._jump, patience - 1)
-        elif self._sleepers:
+            return
+        while self._sleepers and self._sleepers[0][2].done():
+            heapq.heappop(self._sleepers)  # cancelled: nobody waits for that time
+        if self._sleepers:
             self.advance(max(0.0, self._sleepers[0][0] - self._now_s))

@@ -1,0 +1,1 @@
+"""Is it right? Layers of checks over what an attempt said and left."""

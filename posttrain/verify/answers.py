@@ -1,0 +1,235 @@
+r"""Final answers: where they stand in a reply, and when two of them are equal.
+
+Not a symbolic mathematics system: it knows text, numbers and choices. The one thing that must stay
+true: an answer that is empty, echoes the prompt, offers several candidates or cannot be parsed is
+equal to nothing. Equality is not symmetric: the gold answer comes first and is trusted to parse.
+
+Decisions, each a test:
+
+- Where: `line`, the first line after the task's prefix (a fixed place, so that prose after it is no
+  second answer); `reply`, all of it; `boxed`, the last complete \boxed{} or \fbox{} only.
+- Text: equal after trimming; case counts unless the check says otherwise; runs of white space are
+  one space.
+- Numbers: exact rational equality unless the check states a tolerance. `1,234` is grouped digits,
+  `1,23` is no number; `50%` is 1/2; `1 1/2` is 3/2; `−3` is -3; `3e2` and `3 × 10^2` are 300.
+- Choices: a label, bare, in brackets, or followed by punctuation and its text; a second label
+  anywhere makes it no answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+
+from posttrain.core.errors import UsageError
+
+MAX_NUMBER_CHARS = 120
+"""Longer texts are no numbers."""
+MAX_EXPONENT = 400
+"""Powers of ten beyond this are no numbers: they would cost memory, not tell anything."""
+
+
+class Where(StrEnum):
+    """Where in a reply the final answer stands."""
+
+    LINE = "line"
+    REPLY = "reply"
+    BOXED = "boxed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """An extracted answer, or why there is none."""
+
+    text: str | None
+    refusal: str = ""
+    """`empty`, `no complete box`; '' where there is an answer."""
+
+
+def extract(reply: str, *, prefix: str = "", where: Where = Where.LINE) -> Answer:
+    r"""The final answer of a reply. A reply that repeats the task's prefix starts after it.
+
+    >>> extract(" 42\nbecause 6 x 7", prefix="Answer:").text
+    '42'
+    >>> extract(r"\boxed{8}, no: \boxed{\frac{3}{\sqrt{2}}}", where=Where.BOXED).text
+    '\\frac{3}{\\sqrt{2}}'
+    """
+    text = reply.strip()
+    if prefix.strip() and text.startswith(prefix.strip()):
+        text = text[len(prefix.strip()) :].strip()
+    if where is Where.BOXED:
+        content = last_box(text)
+        if content is None:
+            return Answer(text=None, refusal="no complete box")
+        text = content.strip()
+    elif where is Where.LINE:
+        text = text.split("\n", 1)[0].strip()
+    return Answer(text=text) if text else Answer(text=None, refusal="empty")
+
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+
+
+def last_box(text: str) -> str | None:
+    r"""Content of the last \boxed{} or \fbox{}, braces nested; None where the last is not closed.
+
+    >>> last_box(r"\fbox{17}"), last_box(r"\boxed{3} and \boxed{5")
+    ('17', None)
+    """
+    starts = list(_BOX.finditer(text))
+    if not starts:
+        return None
+    begin, depth = starts[-1].end(), 1
+    for index in range(begin, len(text)):
+        escaped = text[index - 1] == "\\"
+        if text[index] == "{" and not escaped:
+            depth += 1
+        elif text[index] == "}" and not escaped:
+            depth -= 1
+            if depth == 0:
+                return text[begin:index]
+    return None
+
+
+def same_text(gold: str, answer: str, *, ignore_case: bool = False) -> bool:
+    """Equality of text: trimmed, runs of white space as one space; case counts by default.
+
+    >>> same_text("New  York", "New York"), same_text("Yes", "yes")
+    (True, False)
+    """
+    left, right = " ".join(gold.split()), " ".join(answer.split())
+    if ignore_case:
+        left, right = left.casefold(), right.casefold()
+    return bool(left) and left == right
+
+
+# --- numbers ----------------------------------------------------------------------------------
+
+_DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
+_DECIMAL = rf"(?:{_DIGITS}(?:\.[0-9]*)?|\.[0-9]+)"
+_NUMBER = re.compile(
+    rf"(?P<sign>[+-]?)\s*(?P<mantissa>{_DECIMAL})"
+    r"(?:[eE](?P<e>[+-]?[0-9]{1,4})|\s*[x*×]\s*10\s*(?:\^|\*\*)\s*(?P<ten>[+-]?[0-9]{1,4}))?"
+)
+_FRACTION = re.compile(
+    rf"(?P<sign>[+-]?)\s*(?:(?P<whole>{_DIGITS})\s+)?(?P<top>{_DECIMAL})\s*/\s*"
+    rf"(?P<sign2>[+-]?)(?P<bottom>{_DECIMAL})"
+)
+_LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+_PLAIN = str.maketrans({"−": "-", "\u00a0": " ", "\u202f": " ", "\u2009": " "})
+
+
+def number(text: str) -> Fraction | None:
+    r"""The one number that a text is, exactly; None where it is none, or more than one.
+
+    >>> [str(number(t)) for t in ("1,234.50", "-3/4", r"$\frac{1}{3}$", "7.5%", "1.5e3", "8 or 9")]
+    ['2469/2', '-3/4', '1/3', '3/40', '1500', 'None']
+    """
+    if len(text) > MAX_NUMBER_CHARS:
+        return None
+    plain = _unwrapped(text)
+    percent = plain.endswith("%")
+    if percent:
+        plain = plain[:-1].removesuffix("\\").rstrip()
+    value = _ratio(plain) if "/" in plain else _decimal(plain)
+    return value / 100 if percent and value is not None else value
+
+
+def _unwrapped(text: str) -> str:
+    """Without mathematics delimiters, emphasis, a closing full stop and typographic variants."""
+    plain = text.translate(_PLAIN).strip()
+    for opening, closing in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), ("**", "**"), ("`", "`")):
+        if len(plain) > len(opening) and plain.startswith(opening):
+            plain = plain[len(opening) :].removesuffix(closing).strip()
+    plain = plain.removesuffix(".").strip()
+    plain = plain.replace("{,}", ",").replace(r"\,", "").replace(r"\times", "×")
+    plain = re.sub(r"\^\{([+-]?[0-9]+)\}", r"^\1", plain)
+    return _LATEX_FRACTION.sub(lambda m: f" {m[1]}/{m[2]}", plain).strip()
+
+
+def _decimal(text: str) -> Fraction | None:
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        return None
+    exponent = int(match["e"] or match["ten"] or 0)
+    if abs(exponent) > MAX_EXPONENT:
+        return None
+    value = Fraction(match["mantissa"].replace(",", "")) * Fraction(10) ** exponent
+    return -value if match["sign"] == "-" else value
+
+
+def _ratio(text: str) -> Fraction | None:
+    """`a/b` and `w a/b`, the sign before the whole or before the numerator or denominator."""
+    match = _FRACTION.fullmatch(text)
+    if match is None:
+        return None
+    top, bottom = _decimal(match["top"]), _decimal(match["bottom"])
+    whole = _decimal(match["whole"]) if match["whole"] else Fraction(0)
+    if top is None or bottom is None or whole is None or bottom == 0:
+        return None
+    value = whole + top / bottom
+    negative = (match["sign"] == "-") != (match["sign2"] == "-")
+    return -value if negative else value
+
+
+def same_number(gold: str, answer: str, *, relative: float = 0.0, absolute: float = 0.0) -> bool:
+    """Equality of numbers within max(relative × |gold|, absolute); exact where both are 0.
+
+    Raises:
+        UsageError: `gold` is no number, or a tolerance is negative.
+
+    >>> same_number("1/3", "0.33333"), same_number("1/3", "0.33333", relative=1e-4)
+    (False, True)
+    """
+    expected = number(gold)
+    if expected is None:
+        raise UsageError(f"wanted a number as gold answer, got {gold!r:.80}.")
+    if not (0 <= relative < 1 and 0 <= absolute < float("inf")):
+        raise UsageError(f"wanted tolerances of 0 or more, got {relative} and {absolute}.")
+    given = number(answer)
+    if given is None:
+        return False
+    return abs(given - expected) <= max(Fraction(relative) * abs(expected), Fraction(absolute))
+
+
+# --- choices ----------------------------------------------------------------------------------
+
+
+def choice(text: str, labels: Sequence[str]) -> str | None:
+    r"""The one label that a text chooses; None where it chooses none, or names a second one.
+
+    Labels of one letter are matched without case at the head and with case after it, so that the
+    article in "C: a dog" is no second choice.
+
+    >>> [choice(t, "ABCD") for t in ("(C)", "C: 12 m", r"\text{C}", "b.", "C or D", "C, not A")]
+    ['C', 'C', 'C', 'B', None, None]
+    """
+    plain = _TEXT.sub(r"\1", text).strip().strip("*`$").strip()
+    found = None
+    for label in sorted(labels, key=len, reverse=True):
+        head = re.match(rf"\(?\[?{re.escape(label)}(?=$|[)\].:,;])[)\]]?[.:,;]?", plain, re.I)
+        if head:
+            found, rest = label, plain[head.end() :]
+            break
+    if found is None:
+        return None
+    for label in labels:
+        flags = re.NOFLAG if len(label) == 1 else re.I
+        if label != found and re.search(rf"(?<!\w){re.escape(label)}(?!\w)", rest, flags):
+            return None
+    return found
+
+
+def same_choice(gold: str, answer: str, labels: Sequence[str]) -> bool:
+    """Whether the answer chooses the label `gold`.
+
+    Raises:
+        UsageError: `gold` is none of the labels.
+    """
+    if gold not in labels:
+        raise UsageError(f"wanted one of {list(labels)} as gold choice, got {gold!r:.80}.")
+    return choice(answer, labels) == gold

@@ -1,0 +1,144 @@
+"""Checks that are programs: a command or a Python checker in a fresh sandbox.
+
+Not a place for the attempt's own sandbox: what it left is mounted read-only at /artefacts, and the
+program runs beside it in a pristine one. The one thing that must stay true: a value is read only
+from a complete record that carries this call's nonce; everything else is the check's failure.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from posttrain.core.errors import UsageError, VerifierError
+from posttrain.core.ports import ExecResult, Sandboxes
+from posttrain.core.task import Check, Environment, Isolation, Json
+from posttrain.verify.kinds import Subject, Tools, allowed, seconds_of
+from posttrain.verify.layers import Finding
+
+ARTEFACTS = "/artefacts"
+"""Where a sandbox shows the sealed workspace it was leased beside."""
+HARNESS = "harness.py"
+INTERPRETER = ("python3", "-I", "-S", "-B")
+"""Isolated: no site packages, no user site, no environment, no byte code left behind."""
+MAX_RECORD_BYTES = 65_536
+_ALLOWANCE_S = 5.0
+"""Wall time beyond the checker's own limit before the call is given up."""
+
+
+async def program(check: Check, subject: Subject, tools: Tools) -> Finding:
+    """What a command or a checker says of the artefacts and the reply.
+
+    Params: either `source` (Python that defines `check(order)`, see `harness`) or `command` (argv;
+    exit code 0 pays 1, 1 pays 0, anything else is the check's failure; only for commands that
+    never execute what the attempt left); `params` (for the source), `files` (path → text, laid
+    beside the program and readable by what it runs), `expected` (number of tests that must run
+    and pass), `timeout_s`.
+    """
+    allowed(check, "source", "command", "params", "files", "expected", "timeout_s")
+    record = await carry_out(check, subject, tools)
+    return finding(record, check.params.get("expected"))
+
+
+async def carry_out(check: Check, subject: Subject, tools: Tools) -> Mapping[str, Json]:
+    """The program's record. A time-out is tried once more, alone and with twice the time, before
+    it counts: a busy machine must not decide.
+
+    Raises:
+        VerifierError: no complete record; SandboxError: the sandbox was lost.
+    """
+    if tools.sandboxes is None:
+        raise VerifierError("a program wants sandboxes, but this stack was built without.")
+    if subject.sealed is None and subject.task.environment is not None:
+        raise VerifierError("the attempt left no sealed file system to look at.")
+    limit_s = seconds_of(check) + _ALLOWANCE_S
+    nonce = secrets.token_hex(16)
+    result = await _exec(check, subject, tools.sandboxes, nonce, limit_s)
+    if result.timed_out:
+        result = await _exec(check, subject, tools.sandboxes, nonce, 2 * limit_s)
+    return read_record(result, nonce)
+
+
+async def _exec(
+    check: Check, subject: Subject, sandboxes: Sandboxes, nonce: str, limit_s: float
+) -> ExecResult:
+    files = check.params.get("files", {})
+    order = {"nonce": nonce, "artefacts": ARTEFACTS, "reply": subject.reply, **_work(check)}
+    environment = Environment(
+        isolation=subject.task.environment.isolation
+        if subject.task.environment
+        else Isolation.NAMESPACE,
+        files={**files, HARNESS: harness_source()},
+        exec_timeout_s=limit_s,
+        max_output_bytes=MAX_RECORD_BYTES,
+    )
+    async with sandboxes.lease(environment, beside=subject.sealed) as sandbox:
+        return await sandbox.exec(
+            (*INTERPRETER, HARNESS), timeout_s=limit_s, stdin=json.dumps(order).encode()
+        )
+
+
+def _work(check: Check) -> dict[str, Json]:
+    """Exactly one of a command and a source."""
+    source, command = check.params.get("source"), check.params.get("command")
+    if isinstance(source, str) and command is None:
+        return {"source": source, "params": check.params.get("params", {})}
+    if isinstance(command, (list, tuple)) and command and source is None:
+        return {"command": [str(word) for word in command], "timeout_s": seconds_of(check)}
+    raise UsageError("check 'program' wants either a 'source' (text) or a 'command' (argv).")
+
+
+@functools.cache
+def harness_source() -> str:
+    """Text of the program that runs inside."""
+    return Path(__file__).with_name(HARNESS).read_text(encoding="utf-8")
+
+
+def read_record(result: ExecResult, nonce: str) -> Mapping[str, Any]:
+    """The record of a call.
+
+    Raises:
+        VerifierError: time-out, wrong exit code, no single line, wrong nonce, or a checker's error.
+    """
+    if result.timed_out:
+        raise VerifierError(
+            f"the program ran past its time limit twice ({result.duration_s:.1f} s)."
+        )
+    if result.exit_code != 0 or result.truncated:
+        raise VerifierError(
+            f"no complete record: exit code {result.exit_code}, stderr {result.stderr[-300:]!r}"
+        )
+    try:
+        record = json.loads(result.stdout)
+    except ValueError as error:
+        raise VerifierError(f"no record but {result.stdout[:200]!r}") from error
+    if not isinstance(record, dict) or record.pop("nonce", None) != nonce:
+        raise VerifierError("the record does not carry this call's nonce.")
+    if "error" in record:
+        raise VerifierError(f"the program failed: {record['error']}")
+    return record
+
+
+def finding(record: Mapping[str, Json], expected: Json) -> Finding:
+    """The finding of a record. Where tests are counted, a suite that did not run whole pays 0, and
+    no suite pays more than the share that passed.
+
+    >>> finding({"value": 1.0, "ran": 3, "passed": 3}, 5).value
+    0.0
+    """
+    unknown = set(record) - {"value", "expected", "ran", "passed", "evidence"}
+    if unknown or "value" not in record:
+        raise VerifierError(f"wanted a record with 'value', got keys {sorted(record)}.")
+    evidence = {key: record[key] for key in ("ran", "passed") if key in record}
+    evidence["evidence"] = record.get("evidence", {})
+    wanted = record.get("expected") if expected is None else expected
+    if wanted is None:
+        return Finding(value=record["value"], evidence=evidence)
+    evidence["expected"] = wanted
+    if not wanted > 0 or record.get("ran") != wanted:
+        return Finding(value=0.0, evidence=evidence)
+    return Finding(value=min(record["value"], record.get("passed", 0) / wanted), evidence=evidence)

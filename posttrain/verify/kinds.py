@@ -1,0 +1,221 @@
+"""Kinds of checks that look at the reply: guards, answers, and scorers in killable workers.
+
+A kind is a function from (check, subject, tools) to a finding; it may raise, which is then the
+check's own failure and never a reward. It decides nothing about layers, gates or time limits. The
+one thing that must stay true: foreign code (a domain's scorer) never runs in this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from posttrain.core.errors import UsageError, VerifierError, nearest
+from posttrain.core.ports import Chat, Clock, Sandboxes, Sealed, Workers
+from posttrain.core.task import Check, Json, Task
+from posttrain.core.trajectory import Trajectory
+from posttrain.verify import answers, guards
+from posttrain.verify.answers import Where
+from posttrain.verify.guards import Passage
+from posttrain.verify.layers import Finding
+
+WORKER_TIMEOUT_S = 10.0
+"""Active seconds a call into a worker may take where the check names no `timeout_s`."""
+PAID_SCORE = 0.99
+"""Foreign scorers pay something for junk; only a score of at least this is paid, with 1."""
+REASONING_GYM_SCORER = "posttrain.domains.adapters.reasoning_gym:score"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is judged: an attempt and the file system it left, if it had one."""
+
+    trajectory: Trajectory
+    sealed: Sealed | None = None
+
+    @property
+    def task(self) -> Task:
+        """The task that was attempted."""
+        return self.trajectory.task
+
+    @property
+    def reply(self) -> str:
+        """Text of the attempt's last turn."""
+        return self.trajectory.final_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What kinds may use; a kind that lacks one fails, it never guesses."""
+
+    clock: Clock
+    workers: Workers | None = None
+    sandboxes: Sandboxes | None = None
+    """A source of its own, so that verification never waits for what an attempt holds."""
+    chat: Chat | None = None
+
+
+class Kind(Protocol):
+    """One kind of check."""
+
+    async def __call__(self, check: Check, subject: Subject, tools: Tools) -> Finding:
+        """What the check finds; raises where it cannot tell."""
+        ...
+
+
+# --- parameters -------------------------------------------------------------------------------
+
+
+def allowed(check: Check, *names: str) -> None:
+    """Refuses a parameter that the kind does not know: an ignored one would be a silent lie.
+
+    Raises:
+        UsageError: an unknown parameter.
+    """
+    known = {"name", *names}
+    for key in check.params:
+        if key not in known:
+            hint = nearest(key, known)
+            raise UsageError(f"check {check.kind!r} has no parameter {key!r}{hint}.")
+
+
+def text_of(check: Check, key: str) -> str:
+    """A required text parameter.
+
+    Raises:
+        UsageError: missing or no text.
+    """
+    value = check.params.get(key)
+    if not isinstance(value, str):
+        raise UsageError(f"check {check.kind!r} wants text as {key!r}, got {value!r:.80}.")
+    return value
+
+
+def seconds_of(check: Check, default: float = WORKER_TIMEOUT_S) -> float:
+    """The check's `timeout_s`: active seconds of what it starts."""
+    value = check.params.get("timeout_s", default)
+    if not isinstance(value, int | float) or not value > 0:
+        raise UsageError(f"check {check.kind!r} wants seconds as 'timeout_s', got {value!r:.80}.")
+    return float(value)
+
+
+# --- guards -----------------------------------------------------------------------------------
+
+
+def _guard(look: Callable[[Check, Subject], Passage], *parameters: str) -> Kind:
+    async def kind(check: Check, subject: Subject, tools: Tools) -> Finding:
+        allowed(check, *parameters)
+        passage = look(check, subject)
+        return Finding(
+            value=passage.value, evidence={"refused": passage.reason} if passage.reason else {}
+        )
+
+    return kind
+
+
+def _not_longer(check: Check, subject: Subject) -> Passage:
+    cap = check.params.get("max_chars")
+    if not isinstance(cap, int) or cap <= 0:
+        raise UsageError(f"guard 'not_longer' wants a number as 'max_chars', got {cap!r:.80}.")
+    return guards.not_longer(subject.reply, cap)
+
+
+# --- answers ----------------------------------------------------------------------------------
+
+
+def _answer(check: Check, subject: Subject, default: Where) -> answers.Answer:
+    """The reply's final answer; refused where the reply is empty or echoes the prompt."""
+    reply = subject.reply
+    passage = guards.not_echo(reply, subject.task.description.objective)
+    if passage.reason:
+        return answers.Answer(text=None, refusal=passage.reason)
+    where = check.params.get("where", default.value)
+    if where not in list(Where):
+        wanted = [place.value for place in Where]
+        raise UsageError(f"check {check.kind!r} wants 'where' in {wanted}, got {where!r:.80}.")
+    return answers.extract(reply, prefix=subject.task.prefix, where=Where(where))
+
+
+def _compared(
+    compare: Callable[[Check, str], bool], *parameters: str, where: Where = Where.LINE
+) -> Kind:
+    async def kind(check: Check, subject: Subject, tools: Tools) -> Finding:
+        allowed(check, "answer", "where", *parameters)
+        given = _answer(check, subject, where)
+        if given.text is None:
+            return Finding(value=0.0, evidence={"refused": given.refusal})
+        return Finding(value=float(compare(check, given.text)), evidence={"answer": given.text})
+
+    return kind
+
+
+def _same_text(check: Check, given: str) -> bool:
+    ignore_case = bool(check.params.get("ignore_case", False))
+    return answers.same_text(text_of(check, "answer"), given, ignore_case=ignore_case)
+
+
+def _same_number(check: Check, given: str) -> bool:
+    return answers.same_number(
+        text_of(check, "answer"),
+        given,
+        relative=float(check.params.get("relative", 0.0)),
+        absolute=float(check.params.get("absolute", 0.0)),
+    )
+
+
+def _same_choice(check: Check, given: str) -> bool:
+    labels = check.params.get("labels")
+    if not isinstance(labels, (list, tuple)) or not all(isinstance(one, str) for one in labels):
+        raise UsageError(f"check 'choice' wants a list of texts as 'labels', got {labels!r:.80}.")
+    return answers.same_choice(text_of(check, "answer"), given, labels)
+
+
+async def reasoning_gym(check: Check, subject: Subject, tools: Tools) -> Finding:
+    """The generator's own scorer, in a worker, trusted only at its top: ≥ 0.99 pays 1, else 0.
+
+    Params: `dataset` (name), `entry` (as generated), `where`, `timeout_s`; with `partial: true` the
+    score itself is paid (admission refuses a domain whose scorer then pays for junk).
+    """
+    allowed(check, "dataset", "entry", "where", "timeout_s", "partial")
+    given = _answer(check, subject, Where.REPLY)
+    if given.text is None:
+        return Finding(value=0.0, evidence={"refused": given.refusal})
+    if tools.workers is None:
+        raise VerifierError("a scorer wants workers, but this stack was built without.")
+    score = await tools.workers.call(
+        REASONING_GYM_SCORER,
+        text_of(check, "dataset"),
+        check.params.get("entry"),
+        given.text,
+        timeout_s=seconds_of(check),
+    )
+    return Finding(
+        value=paid(score, partial=bool(check.params.get("partial", False))),
+        evidence={"answer": given.text, "score": score},
+    )
+
+
+def paid(score: Json, *, partial: bool) -> float:
+    """What a foreign score is worth.
+
+    Raises:
+        VerifierError: it is no number in [0, 1].
+    """
+    if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
+        raise VerifierError(f"wanted a score in [0, 1], got {score!r:.80}.")
+    return float(score) if partial else float(score >= PAID_SCORE)
+
+
+REPLY_KINDS: Mapping[str, Kind] = {
+    "not_empty": _guard(lambda check, subject: guards.not_empty(subject.reply)),
+    "not_echo": _guard(
+        lambda check, subject: guards.not_echo(subject.reply, subject.task.description.objective)
+    ),
+    "not_longer": _guard(_not_longer, "max_chars"),
+    "printable": _guard(lambda check, subject: guards.printable(subject.reply)),
+    "exact": _compared(_same_text, "ignore_case"),
+    "numeric": _compared(_same_number, "relative", "absolute"),
+    "choice": _compared(_same_choice, "labels"),
+    "reasoning_gym": reasoning_gym,
+}

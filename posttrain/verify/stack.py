@@ -1,0 +1,171 @@
+"""The verifier: runs a task's checks layer by layer and puts the verdict together.
+
+It judges nothing itself: kinds find, `layers` decides what runs next and what a finding is worth.
+Kinds come from this package and from the entry-point group `posttrain.checks`. The one thing that
+must stay true: whatever a check does (raise, hang, answer nonsense), `verify` returns a verdict,
+and a check that failed itself leaves the attempt without reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from posttrain.core.errors import UsageError, VerifierError, nearest
+from posttrain.core.ports import Sealed
+from posttrain.core.task import Check, Place
+from posttrain.core.trajectory import Trajectory
+from posttrain.core.verdict import Component, Verdict
+from posttrain.verify import layers
+from posttrain.verify.execution import program
+from posttrain.verify.judge import judge
+from posttrain.verify.kinds import REPLY_KINDS, Kind, Subject, Tools
+from posttrain.verify.layers import Finding
+from posttrain.verify.state import state
+
+ENTRY_POINT_GROUP = "posttrain.checks"
+BUILT_IN: Mapping[str, Kind] = {**REPLY_KINDS, "program": program, "state": state, "judge": judge}
+
+HANG_S = 180.0
+"""A check that has not answered by then hangs. Far above every limit a check sets for what it
+starts: it also covers the wait for a sandbox.
+"""
+GRACE_S = 5.0
+"""How long a cancelled check may take to clean up before it is left behind."""
+
+
+def registry() -> dict[str, Kind]:
+    """All kinds by name: built in and installed.
+
+    Raises:
+        UsageError: an installed kind takes a name that is taken.
+    """
+    kinds = dict(BUILT_IN)
+    for point in metadata.entry_points(group=ENTRY_POINT_GROUP):
+        if point.name in kinds:
+            raise UsageError(
+                f"check kind {point.name!r} of {point.value} exists already.",
+                "rename it in that package's entry points",
+            )
+        kinds[point.name] = point.load()
+    return kinds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackStats:
+    """Counts since the stack was made."""
+
+    verdicts: int = 0
+    failed_checks: int = 0
+    """Checks that failed themselves, hung ones included."""
+    hung_checks: int = 0
+    left_behind: int = 0
+    """Hung checks that did not end when cancelled either."""
+    verify_s: float = 0.0
+
+
+class Stack:
+    """`core.ports.Verifier` over a registry of kinds."""
+
+    def __init__(
+        self, tools: Tools, *, kinds: Mapping[str, Kind] | None = None, hang_s: float = HANG_S
+    ) -> None:
+        self._tools = tools
+        self._kinds = registry() if kinds is None else kinds
+        self._hang_s = hang_s
+        self._left_behind: set[asyncio.Task[Finding]] = set()
+        self._stats = {"verdicts": 0, "failed_checks": 0, "hung_checks": 0}
+        self._verify_s = 0.0
+
+    async def verify(self, trajectory: Trajectory, sealed: Sealed | None) -> Verdict:
+        """All components, layer by layer; failures of checks are component errors."""
+        started_s = self._tools.clock.now_s()
+        checks = trajectory.task.checks
+        faults = layers.faults(checks)
+        if faults:
+            return Verdict(components=(_unfit(faults),))
+        subject = Subject(trajectory=trajectory, sealed=sealed)
+        done: dict[int, Component] = {}
+        while (plan := layers.plan(checks, done)).run:
+            for index in plan.run:
+                label = layers.name(checks, index)
+                done[index] = await self._component(checks[index], label, subject)
+        self._stats["verdicts"] += 1
+        self._verify_s += self._tools.clock.now_s() - started_s
+        return layers.verdict(done)
+
+    def stats(self) -> StackStats:
+        """Counts so far."""
+        return StackStats(
+            **self._stats, left_behind=len(self._left_behind), verify_s=self._verify_s
+        )
+
+    async def _component(self, check: Check, label: str, subject: Subject) -> Component:
+        clock = self._tools.clock
+        started_s = clock.now_s()
+        try:
+            kind = self._kinds.get(check.kind)
+            if kind is None:
+                raise UsageError(
+                    f"no check kind {check.kind!r}{nearest(check.kind, self._kinds)}.",
+                    "name one of " + ", ".join(sorted(self._kinds)),
+                )
+            finding = await self._bounded(kind, check, subject)
+            component = layers.judged(check, label, finding, clock.now_s() - started_s)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            component = layers.failed(check, label, text, clock.now_s() - started_s)
+        self._stats["failed_checks"] += component.error is not None
+        return component
+
+    async def _bounded(self, kind: Kind, check: Check, subject: Subject) -> Finding:
+        """The kind's finding, or VerifierError once it hangs. Cancels what it leaves."""
+        work = asyncio.ensure_future(_found(kind, check, subject, self._tools))
+        work.add_done_callback(self._forget)
+        try:
+            if await self._ended(work, self._hang_s):
+                return work.result()
+            self._stats["hung_checks"] += 1
+            raise VerifierError(f"no answer within {self._hang_s:g} s.")
+        finally:
+            if not work.done():
+                work.cancel()
+                if not await self._ended(work, GRACE_S):
+                    self._left_behind.add(work)
+
+    async def _ended(self, work: asyncio.Task[Finding], limit_s: float) -> bool:
+        """Wait for the work to end, at most `limit_s` of the injected clock."""
+        await asyncio.sleep(0)
+        if work.done():  # most checks never wait for anything
+            return True
+        alarm = asyncio.ensure_future(self._tools.clock.sleep(limit_s))
+        try:
+            await asyncio.wait({work, alarm}, return_when=asyncio.FIRST_COMPLETED)
+            return work.done()
+        finally:
+            alarm.cancel()
+
+    def _forget(self, work: asyncio.Task[Finding]) -> None:
+        """An ended check is no longer left behind, and its late exception is taken note of."""
+        self._left_behind.discard(work)
+        if not work.cancelled():
+            work.exception()
+
+
+async def _found(kind: Kind, check: Check, subject: Subject, tools: Tools) -> Finding:
+    finding: Any = await kind(check, subject, tools)
+    if not isinstance(finding, Finding):
+        raise VerifierError(f"kind {check.kind!r} answered {type(finding).__name__}, no Finding.")
+    return finding
+
+
+def _unfit(faults: tuple[str, ...]) -> Component:
+    return Component(
+        name="checks",
+        place=Place.GUARD,
+        value=None,
+        error="the task's checks cannot pay: " + "; ".join(faults),
+    )

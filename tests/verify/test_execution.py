@@ -1,0 +1,253 @@
+"""The harness runs here as a plain process; its containment is the sandbox's business."""
+
+import asyncio
+import json
+import os
+
+import pytest
+
+from posttrain.core.errors import UsageError, VerifierError
+from posttrain.core.ports import ExecResult
+from posttrain.core.task import Check, Environment
+from posttrain.verify.execution import finding, program, read_record
+from posttrain.verify.kinds import Subject, Tools
+
+
+def source(text, **params):
+    return Check(kind="program", params={"source": text, "params": params})
+
+
+def test_a_checker_reads_artefacts_reply_and_parameters(find, workspace):
+    (workspace / "out.txt").write_text("7")
+    check = source(
+        "def check(order):\n"
+        "    left = open(order.artefacts + '/out.txt').read()\n"
+        "    return left == order.params['wanted'] and order.reply == 'done'\n",
+        wanted="7",
+    )
+    assert find(program, check, "done").value == 1.0
+    assert find(program, check, "no").value == 0.0
+
+
+def test_a_command_decides_by_exit_code(find):
+    def ended(*argv):
+        return find(program, Check(kind="program", params={"command": list(argv)}))
+
+    assert ended("true").value == 1.0
+    assert ended("false").value == 0.0
+    with pytest.raises(VerifierError, match="ended with 2"):
+        ended("sh", "-c", "exit 2")
+
+
+def test_a_checker_that_raises_or_exits_is_its_own_failure(find):
+    with pytest.raises(VerifierError, match="ZeroDivisionError in line 1"):
+        find(program, source("def check(order): return 1 / 0"))
+    with pytest.raises(VerifierError, match="SystemExit"):
+        find(program, source("import sys\ndef check(order): sys.exit(0)"))
+    with pytest.raises(VerifierError, match="no complete record"):
+        find(program, source("import os\ndef check(order): os._exit(1)"))
+
+
+SUITE = """
+import json, sys
+DRIVER = '''
+import json, sys
+space = {}
+exec(compile(open(sys.argv[1]).read(), "candidate", "exec"), space)
+print(json.dumps(space["double"](json.loads(sys.stdin.read()))))
+'''
+def check(order):
+    ran = passed = 0
+    for case in range(5):
+        ended = order.run([sys.executable, "-c", DRIVER, order.artefacts + "/candidate.py"],
+                          stdin=json.dumps(case).encode())
+        try:
+            result = json.loads(ended.stdout)
+        except ValueError:
+            continue
+        ran += 1
+        passed += type(result) is int and result == 2 * case
+    return {"value": passed / 5, "ran": ran, "passed": passed}
+"""
+
+CANDIDATES = {
+    "honest": ("def double(x): return 2 * x", 1.0, 5),
+    "exits at import": ("import sys; sys.exit(0)", 0.0, 0),
+    "ends the process inside": ("import os\ndef double(x): os._exit(0)", 0.0, 0),
+    "raises SystemExit": ("def double(x): raise SystemExit(0)", 0.0, 0),
+    "equal to everything": (
+        "class Any(int):\n    def __eq__(self, other): return True\n"
+        "def double(x): return Any(3)", 0.0, 5),
+    "resets the exit code at exit": (
+        "import atexit, os\natexit.register(lambda: os._exit(0))\ndef double(x): return -1",
+        0.0, 0),
+    "answers from a fork": (
+        "import os\ndef double(x):\n    if os.fork(): os._exit(0)\n    os.setsid()\n    return -1",
+        0.0, 0),
+    "forges a record": (
+        "import os\ndef double(x):\n"
+        "    for fd in range(3, 64):\n"
+        "        try: os.write(fd, b'{\"value\": 1.0, \"ran\": 5, \"passed\": 5}')\n"
+        "        except OSError: pass\n"
+        "    return None", 0.0, 5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_only_a_suite_that_ran_whole_and_passed_is_paid(name, find, workspace):
+    """BR-33: an early exit with status 0 counted as success."""
+    candidate, value, ran = CANDIDATES[name]
+    (workspace / "candidate.py").write_text(candidate)
+    check = Check(kind="program", params={"source": SUITE, "expected": 5})
+    found = find(program, check)
+    assert found.value == value
+    assert found.evidence["expected"] == 5
+    if name != "answers from a fork":
+        assert found.evidence["ran"] == ran
+
+
+def test_what_a_candidate_started_is_dead_when_its_run_returns(find, workspace, tmp_path):
+    (workspace / "candidate.sh").write_text("(setsid sleep 300 & echo $! > pid) ; echo ok")
+    check = source(
+        "import os\n"
+        "def check(order):\n"
+        "    ended = order.run(['sh', order.artefacts + '/candidate.sh'])\n"
+        "    pid = int(open('pid').read())\n"
+        "    return ended.stdout == b'ok\\n' and not os.path.exists(f'/proc/{pid}')\n"
+    )
+    assert find(program, check).value == 1.0
+
+
+def test_a_candidate_that_never_ends_is_cut_and_told_apart(find):
+    check = source(
+        "import sys\n"
+        "def check(order):\n"
+        "    ended = order.run(['sleep', '60'], timeout_s=0.05)\n"
+        "    return ended.timed_out and ended.exit_code == -9\n"
+    )
+    assert find(program, check).value == 1.0
+
+
+def test_a_flood_is_cut_without_losing_the_record(find):
+    check = source(
+        "def check(order):\n"
+        "    ended = order.run(['sh', '-c', 'yes'], timeout_s=2)\n"
+        "    return len(ended.stdout) == 1 << 20 and ended.exit_code != 0\n"
+    )
+    assert find(program, check).value == 1.0
+
+
+def test_a_candidate_can_not_read_the_order(find):
+    spy = (
+        "import os, sys\n"
+        "parent = os.getppid()\n"
+        "for place in ('environ', 'mem', 'fd/0', 'maps'):\n"
+        "    try:\n"
+        "        with open(f'/proc/{parent}/{place}', 'rb') as file: file.read(1)\n"
+        "        print('read', place)\n"
+        "    except OSError: pass\n"
+    )
+    check = source(
+        "import sys\n"
+        "def check(order):\n"
+        "    ended = order.run([sys.executable, '-c', order.params['spy']])\n"
+        "    return {'value': float(ended.stdout == b''),\n"
+        "            'evidence': {'said': ended.stdout.decode()}}\n",
+        spy=spy,
+    )
+    if os.geteuid() == 0:
+        pytest.skip("root reads everything; the sandbox leaves root")
+    assert find(program, check).value == 1.0
+
+
+def exec_result(**more):
+    fields = {"exit_code": 0, "stdout": "", "stderr": ""} | more
+    return ExecResult(**fields)
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (exec_result(stdout='{"nonce": "x", "value": 1}'), "nonce"),
+        (exec_result(stdout='{"value": 1}'), "nonce"),
+        (exec_result(stdout="1"), "nonce"),
+        (exec_result(stdout="PASSED"), "no record"),
+        (exec_result(stdout='{"nonce": "n"}\n{"nonce": "n"}'), "no record"),
+        (exec_result(exit_code=1, stdout='{"nonce": "n", "value": 1}'), "exit code 1"),
+        (exec_result(exit_code=None), "exit code None"),
+        (exec_result(truncated=True), "no complete record"),
+        (exec_result(exit_code=None, timed_out=True), "time limit"),
+        (exec_result(stdout='{"nonce": "n", "error": "boom"}'), "boom"),
+    ],
+)
+def test_nothing_but_a_complete_record_is_read(result, message):
+    with pytest.raises(VerifierError, match=message):
+        read_record(result, "n")
+
+
+@pytest.mark.parametrize(
+    ("record", "expected", "value"),
+    [
+        ({"value": 0.5}, None, 0.5),
+        ({"value": 1.0, "ran": 5, "passed": 5}, 5, 1.0),
+        ({"value": 1.0, "ran": 4, "passed": 4}, 5, 0.0),
+        ({"value": 1.0, "ran": 5, "passed": 4}, 5, 0.8),
+        ({"value": 0.0, "ran": 5, "passed": 4}, 5, 0.0),
+        ({"value": 1.0}, 5, 0.0),
+        ({"value": 1.0, "ran": 0, "passed": 0, "expected": 0}, None, 0.0),
+    ],
+)
+def test_an_incomplete_suite_is_not_paid(record, expected, value):
+    assert finding(record, expected).value == value
+
+
+def test_a_record_with_other_keys_is_refused():
+    with pytest.raises(VerifierError, match="'value'"):
+        finding({"value": 1.0, "reward": 1.0}, None)
+
+
+def test_a_time_out_is_tried_once_more_alone_with_twice_the_time(replied, make_attempt, clock):
+    """BR-35: a busy machine turned right programs into failures."""
+
+    def answered(order):
+        return exec_result(stdout=json.dumps({"nonce": order["nonce"], "value": 1.0}))
+
+    late = exec_result(exit_code=None, timed_out=True)
+    check = source("def check(order): return 1.0")
+    subject = Subject(trajectory=make_attempt("x"))
+    once, twice = replied(late, answered), replied(late, late)
+    found = asyncio.run(program(check, subject, Tools(clock=clock, sandboxes=once)))
+    assert found.value == 1.0
+    assert once.calls[1][1] == 2 * once.calls[0][1]
+    with pytest.raises(VerifierError, match="twice"):
+        asyncio.run(program(check, subject, Tools(clock=clock, sandboxes=twice)))
+
+
+def test_the_nonce_and_the_source_travel_by_standard_input_only(replied, make_attempt, clock):
+    box = replied(
+        lambda order: exec_result(stdout=json.dumps({"nonce": order["nonce"], "value": 0}))
+    )
+    subject = Subject(trajectory=make_attempt("x"))
+    check = source("def check(order): return 'secret'")
+    asyncio.run(program(check, subject, Tools(clock=clock, sandboxes=box)))
+    argv, _, order = box.calls[0]
+    assert order["nonce"] not in " ".join(argv)
+    assert "secret" in order["source"]
+    assert "secret" not in " ".join(argv)
+
+
+def test_a_program_needs_exactly_one_of_source_and_command(replied, make_attempt, clock):
+    for params in ({}, {"source": "x", "command": ["true"]}):
+        check = Check(kind="program", params=params)
+        subject = Subject(trajectory=make_attempt("x"))
+        with pytest.raises(UsageError, match="either"):
+            asyncio.run(program(check, subject, Tools(clock=clock, sandboxes=replied())))
+
+
+def test_a_tool_task_without_sealed_state_is_no_verdict(replied, make_attempt, clock):
+    subject = Subject(trajectory=make_attempt("x", environment=Environment()))
+    tools = Tools(clock=clock, sandboxes=replied())
+    with pytest.raises(VerifierError, match="no sealed"):
+        asyncio.run(program(source("x"), subject, tools))
+    with pytest.raises(VerifierError, match="wants sandboxes"):
+        asyncio.run(program(source("x"), subject, Tools(clock=clock)))

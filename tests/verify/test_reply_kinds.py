@@ -1,0 +1,105 @@
+import asyncio
+
+import pytest
+
+from posttrain.core.errors import UsageError, VerifierError
+from posttrain.core.task import Check
+from posttrain.verify import kinds
+from posttrain.verify.kinds import REPLY_KINDS, Subject, Tools
+
+
+def value(kind, reply, attempt, clock, **params):
+    check = Check(kind=kind, params=params)
+    subject = Subject(trajectory=attempt(reply, prefix="Answer:", objective="Add one and one up."))
+    finding = asyncio.run(REPLY_KINDS[kind](check, subject, Tools(clock=clock)))
+    return finding.value
+
+
+def test_an_exact_answer_is_paid_after_the_prefix(make_attempt, clock):
+    assert value("exact", " two\n\nsince", make_attempt, clock, answer="two") == 1.0
+    assert value("exact", "Answer: two", make_attempt, clock, answer="two") == 1.0
+    assert value("exact", "Two", make_attempt, clock, answer="two") == 0.0
+    assert value("exact", "Two", make_attempt, clock, answer="two", ignore_case=True) == 1.0
+    assert value("exact", "two or three", make_attempt, clock, answer="two") == 0.0
+
+
+def test_numbers_choices_and_boxes_are_compared_by_their_kind(make_attempt, clock):
+    assert value("numeric", "2.0", make_attempt, clock, answer="2") == 1.0
+    assert value("numeric", "2 3", make_attempt, clock, answer="2") == 0.0
+    assert value("numeric", r"I say \boxed{2}", make_attempt, clock, answer="2", where="boxed") == 1
+    assert value("choice", "B)", make_attempt, clock, answer="B", labels=["A", "B"]) == 1.0
+    assert value("choice", "A B", make_attempt, clock, answer="B", labels=["A", "B"]) == 0.0
+
+
+@pytest.mark.parametrize("kind", ["exact", "numeric"])
+@pytest.mark.parametrize(
+    "reply", ["", " \n", "Answer:", "Add one and one up.", "Add one and one up. 2"]
+)
+def test_empty_and_echoed_replies_pay_nothing(kind, reply, make_attempt, clock):
+    assert value(kind, reply, make_attempt, clock, answer="2") == 0.0
+
+
+def test_an_unknown_or_missing_parameter_is_the_tasks_mistake(make_attempt, clock):
+    with pytest.raises(UsageError, match="did you mean 'answer'"):
+        value("exact", "2", make_attempt, clock, anser="2")
+    with pytest.raises(UsageError, match="wants text as 'answer'"):
+        value("exact", "2", make_attempt, clock)
+    with pytest.raises(UsageError, match="'where'"):
+        value("exact", "2", make_attempt, clock, answer="2", where="anywhere")
+    with pytest.raises(UsageError, match="labels"):
+        value("choice", "B", make_attempt, clock, answer="B")
+
+
+def test_guards_are_kinds_and_give_their_reason(make_attempt, clock):
+    assert value("not_empty", "", make_attempt, clock) == 0.0
+    assert value("not_echo", "add ONE and one up.", make_attempt, clock) == 0.0
+    assert value("not_longer", "12345", make_attempt, clock, max_chars=4) == 0.0
+    assert value("printable", "4\x1b", make_attempt, clock) == 0.0
+    for kind, params in (("not_empty", {}), ("not_echo", {}), ("printable", {}),
+                         ("not_longer", {"max_chars": 9})):  # fmt: skip
+        assert value(kind, "2", make_attempt, clock, **params) == 1.0
+
+
+class Scorer:
+    """Workers whose scorer answers one thing and records what it was asked."""
+
+    def __init__(self, score):
+        self.score, self.calls = score, []
+
+    async def call(self, function, *arguments, timeout_s):
+        self.calls.append((function, arguments, timeout_s))
+        return self.score
+
+
+def scored(score, reply, attempt, clock, **params):
+    check = Check(
+        kind="reasoning_gym", params={"dataset": "gcd", "entry": {"answer": "1"}} | params
+    )
+    workers = Scorer(score)
+    subject = Subject(trajectory=attempt(reply, objective="Find the one and only divisor."))
+    finding = asyncio.run(kinds.reasoning_gym(check, subject, Tools(clock=clock, workers=workers)))
+    return finding.value, workers.calls
+
+
+def test_a_foreign_score_pays_only_at_its_top(make_attempt, clock):
+    assert scored(1.0, "1", make_attempt, clock)[0] == 1.0
+    assert scored(0.99, "1", make_attempt, clock)[0] == 1.0
+    assert scored(0.98, "1", make_attempt, clock)[0] == 0.0
+    assert scored(0.5, "1", make_attempt, clock, partial=True)[0] == 0.5
+
+
+def test_the_scorer_gets_dataset_entry_and_answer_in_a_worker(make_attempt, clock):
+    _, calls = scored(1.0, " 1 ", make_attempt, clock, timeout_s=3)
+    assert calls == [(kinds.REASONING_GYM_SCORER, ("gcd", {"answer": "1"}, "1"), 3.0)]
+
+
+@pytest.mark.parametrize("reply", ["", "Find the one and only divisor."])
+def test_a_generous_scorer_is_not_even_asked_about_nothing(reply, make_attempt, clock):
+    """Measured: eleven public scorers pay for an empty answer, 32 for the echoed prompt."""
+    assert scored(1.0, reply, make_attempt, clock) == (0.0, [])
+
+
+@pytest.mark.parametrize("score", [None, "1", True, -0.1, 1.1, float("nan")])
+def test_a_score_that_is_no_share_is_the_scorers_failure(score, make_attempt, clock):
+    with pytest.raises(VerifierError, match="wanted a score"):
+        scored(score, "1", make_attempt, clock)
