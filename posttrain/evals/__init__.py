@@ -1,0 +1,1 @@
+"""Is it better? Held-out suites, honest comparisons, and the admission of domains."""

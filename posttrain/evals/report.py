@@ -1,0 +1,361 @@
+"""The report of a run: one self-contained HTML file, rebuilt at any time from the run's folder.
+
+It reads the ledger, the journal and the saved configuration; it measures nothing itself. The file
+needs no network and holds no script. The one thing that must stay true: everything a policy, a
+task or a tool wrote is shown literally, never as markup (templates escape all they print).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from posttrain.core import codec, events
+from posttrain.core.errors import UsageError
+from posttrain.core.events import Note
+from posttrain.core.trajectory import Trajectory
+from posttrain.evals import plots, summary
+from posttrain.evals.plots import Band, Chart, Sample
+from posttrain.evals.summary import Outcomes, Step
+from posttrain.observe.cost import Cost, TimeSplit
+from posttrain.observe.journal import read_notes
+from posttrain.observe.ledger import read_events
+
+MAX_PAIRS = 6
+"""Tasks whose attempts are shown before and after, spread over the domains."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two attempts at one task."""
+
+    before: Trajectory
+    after: Trajectory
+
+    @property
+    def changed(self) -> bool:
+        """Whether the reward differs."""
+        return self.before.reward != self.after.reward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What became of the attempts, from the ledger."""
+
+    entered: int = 0
+    trained: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Number by reason."""
+    outcomes: Mapping[str, int] = field(default_factory=dict)
+    stops: Mapping[str, int] = field(default_factory=dict)
+    resumed: int = 0
+    ended: str = ""
+    """Reason of the last end; '' while the run goes on or after it was killed."""
+
+    @property
+    def pending(self) -> int:
+        """Attempts that were neither trained nor dropped."""
+        return self.entered - self.trained - sum(self.dropped.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportData:
+    """Everything the report shows."""
+
+    run: str
+    config_text: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    steps: tuple[Step, ...] = ()
+    outcomes: Outcomes = field(default_factory=Outcomes)
+    pairs: tuple[Pair, ...] = ()
+    account: Account = field(default_factory=Account)
+    cost: Cost = field(default_factory=lambda: Cost(time=TimeSplit()))
+    environment: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+def write(folder: Path) -> Path:
+    """Rebuild `report/index.html` of a run folder; the file is replaced in one move.
+
+    Raises:
+        UsageError: the folder holds no run.
+    """
+    target = folder / "report" / "index.html"
+    page = render(load(folder))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", dir=target.parent, prefix=".index-", delete=False
+    ) as file:
+        file.write(page)
+    Path(file.name).chmod(0o644)
+    os.replace(file.name, target)
+    return target
+
+
+def load(folder: Path) -> ReportData:
+    """What a run folder holds.
+
+    Raises:
+        UsageError: the folder holds no run.
+    """
+    ledger, journal = folder / "ledger.jsonl", folder / "journal"
+    if not ledger.exists() and not journal.exists():
+        raise UsageError(
+            f"{folder} holds no run: neither ledger.jsonl nor journal/ is there.",
+            "give the name of a folder under runs/.",
+        )
+    notes: dict[str, list[Note]] = {}
+    attempts: dict[str, _Shown] = {}
+    for note in read_notes(journal):
+        if note.kind == "trajectory":
+            _keep_shown(attempts, note)
+        else:
+            notes.setdefault(note.kind, []).append(note)
+    config_file = folder / "config.toml"
+    config_text = config_file.read_text(encoding="utf-8") if config_file.exists() else ""
+    config = tomllib.loads(config_text)
+    watched = [choice["name"] for choice in config.get("domains", {}).get("watch", ())]
+    steps = summary.steps_of(notes.get("step", ()))
+    outcomes = summary.outcomes_of(notes.get("eval", ()), watched=watched)
+    return ReportData(
+        run=config.get("run", {}).get("name") or folder.name,
+        config_text=config_text,
+        config=config,
+        steps=steps,
+        outcomes=outcomes,
+        pairs=_pairs(attempts, outcomes),
+        account=account_of(read_events(ledger)) if ledger.exists() else Account(),
+        cost=_cost(steps, config.get("run", {}).get("price_per_hour")),
+        environment=_environment(notes.get("environment", ())),
+        warnings=tuple(str(note.data.get("message", "")) for note in notes.get("warning", ())),
+    )
+
+
+def account_of(ledger: Iterable[events.LedgerEvent]) -> Account:
+    """Totals of a ledger; what a resume rewound counts as it ended."""
+    state: dict[str, str] = {}
+    outcomes: dict[str, str] = {}
+    stops: dict[str, str] = {}
+    trained_at: dict[str, int] = {}
+    resumed, ended = 0, ""
+    for event in ledger:
+        match event:
+            case events.Started():
+                resumed, ended = resumed + event.resumed, ""
+            case events.Entered():
+                state.setdefault(event.key, "pending")
+            case events.Finished():
+                outcomes[event.key], stops[event.key] = event.outcome, event.stop
+            case events.Trained():
+                state.update(dict.fromkeys(event.keys, "trained"))
+                trained_at.update(dict.fromkeys(event.keys, event.version))
+            case events.Dropped():
+                state.update(dict.fromkeys(event.keys, f"dropped: {event.reason}"))
+            case events.Rewound():
+                undone = [key for key, version in trained_at.items() if version > event.version]
+                state.update(dict.fromkeys(undone, "pending"))
+                for key in undone:
+                    del trained_at[key]
+            case events.Ended():
+                ended = event.reason
+    ends = Counter(state.values())
+    return Account(
+        entered=len(state),
+        trained=ends["trained"],
+        dropped={
+            end.removeprefix("dropped: "): number
+            for end, number in ends.most_common()
+            if end.startswith("dropped: ")
+        },
+        outcomes=dict(Counter(outcomes.values()).most_common()),
+        stops=dict(Counter(stops.values()).most_common()),
+        resumed=resumed,
+        ended=ended,
+    )
+
+
+# --- trajectories -----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Shown:
+    """The earliest and the latest evaluation attempt at one task, as the journal holds them."""
+
+    first: Mapping[str, Any]
+    last: Mapping[str, Any]
+
+
+def _pairs(shown: Mapping[str, _Shown], outcomes: Outcomes) -> tuple[Pair, ...]:
+    """A few tasks with both attempts: what was gained, domain by domain, and what was lost."""
+    ready = {task: both for task, both in shown.items() if both.first is not both.last}
+    chosen: list[str] = []
+    for change in outcomes.changes:
+        if len(change.points) > 1:
+            before, after = change.first.results, change.last.results
+            both = [task for task in after if task in ready and task in before]
+            gained = [task for task in both if after[task] and not before[task]]
+            chosen += gained[:1] or both[:1]
+    lost = [
+        task
+        for change in outcomes.changes
+        for task, passed in change.last.results.items()
+        if task in ready and not passed and change.first.results.get(task)
+    ]
+    tasks = dict.fromkeys(chosen[: MAX_PAIRS - len(lost[:1])] + lost[:1])
+    if not tasks:
+        tasks = dict.fromkeys(list(ready)[:MAX_PAIRS])
+    return tuple(
+        Pair(before=_trajectory(ready[task].first), after=_trajectory(ready[task].last))
+        for task in tasks
+    )
+
+
+def _keep_shown(shown: dict[str, _Shown], note: Note) -> None:
+    """Remember an evaluation attempt, without its token rows (they are long and not shown)."""
+    data = {key: value for key, value in note.data.items() if key != "rows"}
+    if data.get("lane") == "eval":
+        task = data["task"]
+        name = f"{task['domain']}/{task['level']}/{task['seed']}"
+        if name in shown:
+            shown[name].last = data
+        else:
+            shown[name] = _Shown(data, data)
+
+
+def _trajectory(data: Mapping[str, Any]) -> Trajectory:
+    return codec.from_json(Trajectory, data)
+
+
+# --- what the page shows ----------------------------------------------------------------------
+
+
+def render(data: ReportData) -> str:
+    """The page as one HTML text."""
+    loader = jinja2.PackageLoader("posttrain.evals", "templates")
+    environment = jinja2.Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        percent=percent, change=change, duration=duration, p=p_text, number=plots.number
+    )
+    return environment.get_template("report.html.j2").render(
+        data=data,
+        names=summary.POINT_NAMES,
+        overall=_overall(data.steps),
+        by_domain=_by_domain(data.steps),
+        made=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+    )
+
+
+def _bands(steps: Sequence[Step]) -> list[Band]:
+    spans: dict[str, list[int]] = {}
+    for step in steps:
+        spans.setdefault(step.phase, []).append(step.x)
+    return [Band(name=n.upper(), first=xs[0], last=xs[-1]) for n, xs in spans.items()]
+
+
+def _overall(steps: Sequence[Step]) -> list[Chart]:
+    """Reward, throughput and every metric of the trainer over all steps."""
+    bands = _bands(steps)
+    reward = [
+        Sample(x=s.x, value=s.reward, weight=sum(s.counts.values()))
+        for s in steps
+        if s.reward is not None
+    ]
+    speed = [
+        Sample(x=s.x, value=s.tokens / sum(s.seconds.values()))
+        for s in steps
+        if s.tokens and sum(s.seconds.values()) > 0
+    ]
+    charts = [plots.chart("mean reward, all domains", reward, bands=bands)] if reward else []
+    charts += [plots.chart("sampled tokens per second", speed, bands=bands)] if speed else []
+    for name in dict.fromkeys(name for step in steps for name in step.metrics):
+        samples = [Sample(x=s.x, value=s.metrics[name]) for s in steps if name in s.metrics]
+        charts.append(plots.chart(name.replace("_", " "), samples, bands=bands))
+    return charts
+
+
+def _by_domain(steps: Sequence[Step]) -> list[Chart]:
+    """Mean training reward of each domain over the steps."""
+    bands = _bands(steps)
+    names = sorted({name for step in steps for name in step.rewards})
+    charts = []
+    for name in names:
+        samples = [
+            Sample(x=s.x, value=s.rewards[name], weight=s.counts.get(name, 1))
+            for s in steps
+            if name in s.rewards
+        ]
+        charts.append(plots.chart(name, samples, bands=bands, span=(0.0, 1.0)))
+    return charts
+
+
+def _cost(steps: Sequence[Step], price_per_hour: float | None) -> Cost:
+    totals = {
+        use: math.fsum(max(0.0, step.seconds.get(use, 0.0)) for step in steps)
+        for use in ("generate", "execute", "verify", "train", "idle")
+    }
+    split = TimeSplit(**{f"{use}_s": seconds for use, seconds in totals.items()})
+    tokens = sum(step.tokens for step in steps)
+    return Cost(time=split, sampled_tokens=tokens, price_per_hour=price_per_hour)
+
+
+def _environment(notes: Sequence[Note]) -> dict[str, str]:
+    return {key: str(value) for note in notes[-1:] for key, value in note.data.items()}
+
+
+def percent(share: float) -> str:
+    """A share in percent, for people.
+
+    >>> percent(0.4766)
+    '47.7 %'
+    """
+    return f"{100 * share:.1f} %"
+
+
+def change(share: float) -> str:
+    """A difference of two shares in percentage points, for people.
+
+    >>> change(0.3281), change(-0.0312)
+    ('+32.8', '−3.1')
+    """
+    return f"{100 * share:+.1f}".replace("-", "−")
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people.
+
+    >>> duration(5), duration(125), duration(7260)
+    ('5.0 s', '2 min 05 s', '2 h 01 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def p_text(p: float | None) -> str:
+    """A p-value for people.
+
+    >>> p_text(0.0312), p_text(4e-9), p_text(None)
+    ('0.031', '4e-09', '–')
+    """
+    if p is None:
+        return "–"
+    return f"{p:.2g}" if p >= 0.001 else f"{p:.0e}"

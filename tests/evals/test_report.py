@@ -1,0 +1,129 @@
+"""The report: rebuilt from disk, self-contained, and deaf to what a policy writes into it."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from posttrain.core import events
+from posttrain.core.errors import UsageError
+from posttrain.core.events import Note
+from posttrain.evals import report
+from posttrain.observe.journal import FileJournal
+from tests.evals.run_folder import write_run
+
+HOSTILE = (
+    '<img src=x onerror="alert(1)">',
+    "</script><script>alert(2)</script>",
+    "[link](javascript:alert(3))",
+    "<svg onload=alert(4)></svg>",
+    "</pre></title></style><b onclick='x'>",
+)
+
+
+class Page(HTMLParser):
+    """Collects what a browser would see."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.shown = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        self.shown += data
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "synthetic")
+
+
+def test_the_report_is_rebuilt_from_the_folder_alone(folder: Path) -> None:
+    page = report.write(folder)
+    assert page == folder / "report" / "index.html"
+    shown = Page(page.read_text(encoding="utf-8")).shown
+    assert "6 of 8 domains (2 of them only watched) improved" in shown
+    assert "below the best constant answer: rg.gcd" in shown
+    for part in ("rg.letter_counting", "after SFT", "after RL", "# preset demo:3", "2.13.0"):
+        assert part in shown
+    assert "1 point is not finite" in shown
+    assert [path.name for path in page.parent.iterdir()] == ["index.html"]
+
+
+def test_the_page_needs_no_network_and_holds_no_script(folder: Path) -> None:
+    page = Page(report.render(report.load(folder)))
+    assert not {"script", "iframe", "img", "link", "object", "form"} & set(page.tags)
+    names = {name for name, _ in page.attributes}
+    assert not names & {"src", "srcset", "action"}
+    assert not [name for name in names if name.startswith("on")]
+    links = [value or "" for name, value in page.attributes if name == "href"]
+    assert links
+    assert all(link.startswith("#") for link in links)
+    policy = [value or "" for name, value in page.attributes if name == "content"]
+    assert any("default-src 'none'" in value and "script-src" not in value for value in policy)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_policies_tasks_and_tools_write_is_shown_literally(tmp_path: Path, text: str) -> None:
+    """BR-67: model text, tool arguments, task text, metric and domain names ran as markup."""
+    folder = write_run(tmp_path / "run", text=text)
+    journal = FileJournal(folder / "journal")
+    domains = {text: {"reward": 0.5, "n": 1}}
+    results = [{"task": text, "passed": True}]
+    data = {"step": 99, "phase": text, "metrics": {text: 1.0}, "domains": domains}
+    journal.write(Note(kind="step", data=data))
+    for point in ("base", "rl"):
+        entry = {"n": 1, "passed": 1, "results": results, "constant": 0.0}
+        journal.write(Note(kind="eval", data={"point": point, "domains": {text: entry}}))
+    journal.write(Note(kind="warning", data={"message": text}))
+    journal.write(Note(kind="environment", data={text: text}))
+    journal.close()
+    (folder / "config.toml").write_text(f"[run]\nname = '''{text}'''\n")
+    clean = Page(report.render(report.load(write_run(tmp_path / "clean"))))
+    page = Page(report.render(report.load(folder)))
+    assert set(page.tags) <= set(clean.tags) | {"ul", "li", "h3"}
+    assert {name for name, _ in page.attributes} <= {name for name, _ in clean.attributes}
+    assert page.shown.count(text) >= 10
+
+
+def test_a_gained_and_a_lost_task_are_both_shown(folder: Path) -> None:
+    pairs = report.load(folder).pairs
+    assert 1 < len(pairs) <= report.MAX_PAIRS
+    rewards = [(pair.before.reward, pair.after.reward) for pair in pairs]
+    assert (0.0, 1.0) in rewards
+    assert (1.0, 0.0) in rewards
+    assert all(pair.before.task.id == pair.after.task.id for pair in pairs)
+
+
+def test_the_account_follows_rewinds() -> None:
+    ledger = [
+        events.Entered(key="a", draw=0, member=0),
+        events.Entered(key="b", draw=1, member=0),
+        events.Trained(step=1, version=1, keys=("a",)),
+        events.Trained(step=2, version=2, keys=("b",)),
+        events.Rewound(step=1, version=1),
+        events.Entered(key="c", draw=2, member=0),
+        events.Dropped(keys=("c",), reason="stale"),
+    ]
+    account = report.account_of(ledger)
+    assert (account.entered, account.trained, account.pending) == (3, 1, 1)
+    assert account.dropped == {"stale": 1}
+
+
+def test_a_run_that_was_killed_at_once_still_has_a_report(tmp_path: Path) -> None:
+    (tmp_path / "ledger.jsonl").write_text("")
+    shown = Page(report.write(tmp_path).read_text(encoding="utf-8")).shown
+    assert "This run has not been evaluated yet." in shown
+
+
+def test_a_folder_that_holds_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no run"):
+        report.write(tmp_path)

@@ -1,0 +1,121 @@
+"""What a run amounts to: paired tests, directions, steps across phases and resumes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from posttrain.core.events import Note
+from posttrain.evals.summary import Direction, outcomes_of, steps_of
+from posttrain.observe.statistics import mcnemar_exact
+
+
+def evaluated(point: str, **domains: str) -> Note:
+    """`gcd="110"` says which of three tasks passed."""
+    data = {
+        name: {
+            "n": len(marks),
+            "passed": marks.count("1"),
+            "results": [{"task": str(i), "passed": m == "1"} for i, m in enumerate(marks)],
+            "constant": 0.5,
+        }
+        for name, marks in domains.items()
+    }
+    return Note(kind="eval", data={"point": point, "domains": data})
+
+
+def stepped(step: int, phase: str, **domains: float | None) -> Note:
+    entries = {name: {"reward": reward, "n": 2} for name, reward in domains.items()}
+    return Note(kind="step", data={"step": step, "phase": phase, "domains": entries})
+
+
+def test_a_clear_gain_improves_and_a_clear_loss_falls_after_correction() -> None:
+    outcomes = outcomes_of(
+        [
+            evaluated("base", up="0" * 12 + "1" * 3, down="1" * 15, flat="01" * 7),
+            evaluated("rl", up="1" * 15, down="0" * 12 + "1" * 3, flat="01" * 7),
+        ]
+    )
+    found = {change.domain: change.direction for change in outcomes.changes}
+    assert found == {
+        "up": Direction.IMPROVED,
+        "down": Direction.FELL,
+        "flat": Direction.UNCHANGED,
+    }
+    assert outcomes.changes[0].p == mcnemar_exact(12, 0)
+    assert outcomes.changes[0].p_holm == pytest.approx(3 * mcnemar_exact(12, 0))
+    assert outcomes.changes[0].beats_constant is True
+    assert "1 of 3 domains improved" in outcomes.sentence
+    assert "1 fell" in outcomes.sentence
+
+
+def test_a_fall_that_correction_explains_is_no_fall() -> None:
+    """Six lost tasks have p = 0.03 alone and 0.06 among two domains."""
+    before = evaluated("base", a="1" * 6, b="1" * 6)
+    after = evaluated("rl", a="0" * 6, b="1" * 6)
+    assert outcomes_of([before, after]).changes[0].direction is Direction.UNCHANGED
+
+
+def test_pairs_are_matched_by_task_not_by_place() -> None:
+    before, after = evaluated("base", a="1100"), evaluated("rl", a="1100")
+    shuffled = after.data["domains"]["a"]["results"][::-1]
+    after.data["domains"]["a"]["results"] = shuffled
+    assert outcomes_of([before, after]).changes[0].p == 1.0
+
+
+def test_the_last_evaluation_of_a_point_counts() -> None:
+    outcomes = outcomes_of([evaluated("base", a="0000"), evaluated("base", a="1111")])
+    assert outcomes.changes[0].first.passed == 4
+
+
+def test_rl_is_compared_with_what_it_started_from() -> None:
+    points = [
+        evaluated("base", a="0" * 10, watched="1" * 10),
+        evaluated("sft", a="1" * 4 + "0" * 6, watched="1" * 10),
+        evaluated("rl", a="1" * 9 + "0", watched="0" * 10),
+    ]
+    outcomes = outcomes_of(points, watched=["watched"])
+    assert outcomes.rl_gain == pytest.approx(0.5)
+    assert outcomes.rl_gain_p == 2 / 2**5
+    assert [change.trained for change in outcomes.changes] == [True, False]
+    assert "(1 of them only watched)" in outcomes.sentence
+
+
+def test_a_run_with_no_or_one_evaluation_claims_nothing() -> None:
+    assert "not been evaluated" in outcomes_of([]).sentence
+    once = outcomes_of([evaluated("base", a="1")])
+    assert once.changes[0].direction is Direction.UNKNOWN
+    assert "nothing to compare" in once.sentence
+
+
+def test_an_improved_domain_below_its_constant_answer_is_named() -> None:
+    outcomes = outcomes_of(
+        [evaluated("base", gcd="0" * 30), evaluated("rl", gcd="1" * 10 + "0" * 20)]
+    )
+    assert "below the best constant answer: gcd" in outcomes.sentence
+
+
+def test_a_step_made_again_after_a_resume_counts_once() -> None:
+    steps = steps_of([stepped(1, "rl", a=0.1), stepped(2, "rl", a=0.2), stepped(2, "rl", a=0.9)])
+    assert [(step.x, step.reward) for step in steps] == [(1, 0.1), (2, 0.9)]
+
+
+def test_phases_that_both_count_from_one_do_not_overlap() -> None:
+    steps = steps_of([stepped(1, "sft"), stepped(2, "sft"), stepped(1, "rl"), stepped(2, "rl")])
+    assert [step.x for step in steps] == [1, 2, 3, 4]
+    running = steps_of([stepped(1, "sft"), stepped(2, "rl")])
+    assert [step.x for step in running] == [1, 2]
+
+
+def test_a_domain_without_reward_is_left_out_never_zero() -> None:
+    (step,) = steps_of([stepped(1, "rl", a=None, b=0.5)])
+    assert step.reward == 0.5
+    assert steps_of([stepped(1, "rl", a=None)])[0].reward is None
+
+
+def test_metrics_that_are_not_finite_stay_what_they_are() -> None:
+    note = Note(kind="step", data={"step": 1, "metrics": {"loss": math.nan, "norm": math.inf}})
+    (step,) = steps_of([note])
+    assert math.isnan(step.metrics["loss"])
+    assert step.metrics["norm"] == math.inf
