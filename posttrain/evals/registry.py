@@ -1,0 +1,69 @@
+"""Evaluations on disk, so that one policy is evaluated on one suite once.
+
+Not a data base: one JSON file an evaluation, named by the hash of (suite, weights, sampling), in a
+folder that runs share. The one thing that must stay true: a file is complete or absent, and what
+does not read back whole is computed again, never trusted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from posttrain.core import codec, seeds
+from posttrain.core.trajectory import Sampling
+from posttrain.evals.metrics import Evaluation
+
+FORMAT = 1
+"""Changes with the meaning of what is stored; older files are then computed again."""
+
+
+def key(*, suite: str, weights: str, sampling: Sampling) -> str:
+    """Name of an evaluation: everything that can change its results."""
+    drawn = json.dumps(codec.to_json(sampling), sort_keys=True)
+    return seeds.hex_key("evaluation", FORMAT, suite, weights, drawn)
+
+
+class Registry:
+    """A folder of evaluations."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get(self, *, suite: str, weights: str, sampling: Sampling) -> Evaluation | None:
+        """The stored evaluation; None where there is none that reads back whole and fits."""
+        path = self._path(key(suite=suite, weights=weights, sampling=sampling))
+        try:
+            found = codec.from_json(Evaluation, json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+        asked, came = (suite, weights, sampling), (found.suite, found.weights, found.sampling)
+        return found if asked == came else None
+
+    def put(self, evaluation: Evaluation) -> Path:
+        """Store it, aside first and renamed then; returns the file's path.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        path = self._path(
+            key(suite=evaluation.suite, weights=evaluation.weights, sampling=evaluation.sampling)
+        )
+        self._folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(codec.to_json(evaluation), allow_nan=False)
+        descriptor, aside = tempfile.mkstemp(dir=self._folder, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+        except BaseException:
+            Path(aside).unlink(missing_ok=True)
+            raise
+        return path
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.json"
