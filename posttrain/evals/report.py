@@ -106,7 +106,7 @@ def load(folder: Path) -> ReportData:
     """What a run folder holds.
 
     Raises:
-        UsageError: the folder holds no run.
+        UsageError: the folder holds no run, or its evaluations cannot be compared.
     """
     ledger, journal = folder / "ledger.jsonl", folder / "journal"
     if not ledger.exists() and not journal.exists():
@@ -126,7 +126,7 @@ def load(folder: Path) -> ReportData:
     config = tomllib.loads(config_text)
     watched = [choice["name"] for choice in config.get("domains", {}).get("watch", ())]
     steps = summary.steps_of(notes.get("step", ()))
-    outcomes = summary.outcomes_of(notes.get("eval", ()), watched=watched)
+    outcomes = summary.outcomes_of(notes.get("eval", ()), watch=watched)
     return ReportData(
         run=config.get("run", {}).get("name") or folder.name,
         config_text=config_text,
@@ -195,23 +195,28 @@ class _Shown:
     last: Mapping[str, Any]
 
 
+_MOVES: Mapping[tuple[bool | None, bool | None], str] = {
+    (False, True): "gained",
+    (True, False): "lost",
+}
+
+
 def _pairs(shown: Mapping[str, _Shown], outcomes: Outcomes) -> tuple[Pair, ...]:
     """A few tasks with both attempts: what was gained, domain by domain, and what was lost."""
     ready = {task: both for task, both in shown.items() if both.first is not both.last}
-    chosen: list[str] = []
-    for change in outcomes.changes:
-        if len(change.points) > 1:
-            before, after = change.first.results, change.last.results
-            both = [task for task in after if task in ready and task in before]
-            gained = [task for task in both if after[task] and not before[task]]
-            chosen += gained[:1] or both[:1]
-    lost = [
-        task
-        for change in outcomes.changes
-        for task, passed in change.last.results.items()
-        if task in ready and not passed and change.first.results.get(task)
+    evaluations = list(outcomes.evaluations.values())
+    moved: dict[str, dict[str, list[str]]] = {}
+    if len(evaluations) > 1:
+        before = {result.task: result.passed for result in evaluations[0].results}
+        for result in evaluations[-1].results:
+            if result.task in ready:
+                kind = _MOVES.get((before.get(result.task), result.passed), "same")
+                moved.setdefault(result.domain, {}).setdefault(kind, []).append(result.task)
+    chosen = [
+        (tasks.get("gained") or tasks.get("same") or tasks["lost"])[0] for tasks in moved.values()
     ]
-    tasks = dict.fromkeys(chosen[: MAX_PAIRS - len(lost[:1])] + lost[:1])
+    lost = [task for tasks in moved.values() for task in tasks.get("lost", ())][:1]
+    tasks = dict.fromkeys(chosen[: MAX_PAIRS - len(lost)] + lost)
     if not tasks:
         tasks = dict.fromkeys(list(ready)[:MAX_PAIRS])
     return tuple(

@@ -1,31 +1,27 @@
 """What a run amounts to: its steps, its evaluations, and whether each domain got better.
 
-Plain records made from journal notes; no files are read here (`evals.report` does) and nothing is
-drawn. The one thing that must stay true: every p-value is paired on the tasks both points share,
-and a fall is judged after Holm's correction over *all* evaluated domains.
+Plain records made from journal notes; no files are read here (`evals.report` does), nothing is
+drawn, and nothing is judged anew: `evals.gate` compares the first point with the last. The one
+thing that must stay true: what the table, the report and the gate say of a domain is one judgement.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from posttrain.core.events import Note
 from posttrain.core.task import Json
-from posttrain.observe import statistics
-from posttrain.observe.statistics import Interval
-
-IMPROVED_P = 0.01
-"""A domain improved where its paired p is below this."""
-FELL_P = 0.05
-"""A domain fell where its corrected p is below this."""
-
-POINTS = ("base", "sft", "rl")
-"""Points of a run at which it is evaluated, in order."""
+from posttrain.core.trajectory import Sampling
+from posttrain.core.verdict import Outcome
+from posttrain.evals import metrics
+from posttrain.evals.gate import FALLEN_P, IMPROVED_P, Comparison, decide
+from posttrain.evals.metrics import Constant, Evaluation, Result, Score
 
 POINT_NAMES: Mapping[str, str] = {"base": "base", "sft": "after SFT", "rl": "after RL"}
+"""Points of a run at which it is evaluated, in order, as people read them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,33 +51,16 @@ class Step:
         return math.fsum(self.rewards[n] * self.counts.get(n, 0) for n in self.rewards) / total
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """One domain at one point."""
-
-    n: int
-    passed: int
-    results: Mapping[str, bool] = field(default_factory=dict)
-    """Passed or not, by task."""
-
-    @property
-    def rate(self) -> float:
-        """Share of tasks passed; 0 where there were none."""
-        return self.passed / self.n if self.n else 0.0
-
-    @property
-    def interval(self) -> Interval:
-        """Wilson's 95 % interval."""
-        return statistics.wilson(self.passed, self.n)
-
-
 class Direction(StrEnum):
     """What became of a domain."""
 
     IMPROVED = "improved"
+    BELOW_CONSTANT = "below_constant"
+    """A significant gain that does not end above the best constant answer."""
     FELL = "fell"
     UNCHANGED = "unchanged"
     UNKNOWN = "unknown"
+    """There is nothing to compare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,61 +68,70 @@ class Change:
     """One domain over the whole run."""
 
     domain: str
-    trained: bool
-    points: Mapping[str, Measured]
+    watch: bool
+    """Evaluated, never trained on."""
+    scores: Mapping[str, Score]
     """By point, in order; points that were not evaluated are left out."""
-    constant: float | None = None
-    """Rate of the best constant answer on the same tasks; None: not known."""
-    p: float | None = None
-    """Exact McNemar between the first and the last point; None where no pair exists."""
-    p_holm: float | None = None
-    """`p` corrected over all evaluated domains."""
+    comparison: Comparison | None = None
+    """First against last point; None where there is only one."""
 
     @property
-    def first(self) -> Measured:
-        """The earliest point."""
-        return next(iter(self.points.values()))
+    def last(self) -> Score:
+        """The score of the latest point."""
+        return list(self.scores.values())[-1]
 
     @property
-    def last(self) -> Measured:
-        """The latest point."""
-        return list(self.points.values())[-1]
+    def constant(self) -> Constant | None:
+        """The best constant answer on the same tasks; None where none pays."""
+        return self.last.constant
 
     @property
     def direction(self) -> Direction:
-        """Improved at p < 0.01, or fell at corrected p < 0.05."""
-        if self.p is None or self.p_holm is None:
+        """The gate's judgement in one word."""
+        found = self.comparison
+        if found is None:
             return Direction.UNKNOWN
-        if self.last.rate > self.first.rate and self.p < IMPROVED_P:
+        if found.improved:
             return Direction.IMPROVED
-        if self.last.rate < self.first.rate and self.p_holm < FELL_P:
+        if found.fallen:
             return Direction.FELL
+        if found.after > found.before and found.p < IMPROVED_P and not found.above_constant:
+            return Direction.BELOW_CONSTANT
         return Direction.UNCHANGED
-
-    @property
-    def beats_constant(self) -> bool | None:
-        """Whether the last point is above the best constant answer; None: not known."""
-        return None if self.constant is None else self.last.rate > self.constant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcomes:
     """What the evaluations say, domain by domain and as a whole."""
 
+    evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
+    """By point, in order."""
     changes: tuple[Change, ...] = ()
+    """Trained domains first."""
     rl_gain: float | None = None
     """Mean over trained domains of (after RL − what RL started from); None: not both evaluated."""
     rl_gain_p: float | None = None
     """Paired permutation p of `rl_gain`."""
 
-    def count(self, direction: Direction | str) -> int:
-        """Number of domains that went this way."""
-        return sum(change.direction == direction for change in self.changes)
-
     @property
     def points(self) -> tuple[str, ...]:
         """Points that were evaluated, in order."""
-        return tuple(p for p in POINTS if any(p in change.points for change in self.changes))
+        return tuple(self.evaluations)
+
+    @property
+    def trained(self) -> tuple[Change, ...]:
+        """The domains that were trained on."""
+        return tuple(change for change in self.changes if not change.watch)
+
+    @property
+    def improved(self) -> tuple[str, ...]:
+        """Trained domains that improved."""
+        return tuple(c.domain for c in self.trained if c.direction is Direction.IMPROVED)
+
+    @property
+    def fallen(self) -> tuple[str, ...]:
+        """Domains that fell, watched ones included."""
+        return tuple(c.domain for c in self.changes if c.direction is Direction.FELL)
 
     @property
     def sentence(self) -> str:
@@ -151,28 +139,18 @@ class Outcomes:
         if not self.changes:
             return "This run has not been evaluated yet."
         if len(self.points) < 2:
-            return f"{_domains(len(self.changes))} evaluated once; there is nothing to compare yet."
-        improved = self.count(Direction.IMPROVED)
-        fell = self.count(Direction.FELL)
-        watched = sum(not change.trained for change in self.changes)
-        watch = f" ({watched} of them only watched)" if watched else ""
-        below = [
-            change.domain
-            for change in self.changes
-            if change.direction is Direction.IMPROVED and change.beats_constant is False
-        ]
-        text = (
-            f"{improved or 'None'} of {_domains(len(self.changes))}{watch} improved "
-            f"(paired p < {IMPROVED_P:g}); {fell or 'none'} fell "
-            f"(p < {FELL_P:g} after correction)"
+            return "This run was evaluated once; there is nothing to compare yet."
+        improved, fell = len(self.improved), len(self.fallen)
+        return (
+            f"{improved or 'None'} of {_domains(len(self.trained), 'trained ')} improved "
+            f"(paired p < {IMPROVED_P:g}, ending above the best constant answer); "
+            f"{fell or 'none'} of {_domains(len(self.changes), 'evaluated ')} fell "
+            f"(p < {FALLEN_P:g} after correction)."
         )
-        if below:
-            text += f"; still below the best constant answer: {', '.join(below)}"
-        return text + "."
 
 
-def _domains(count: int) -> str:
-    return f"{count} domain" + ("" if count == 1 else "s")
+def _domains(count: int, kind: str) -> str:
+    return f"{count} {kind}domain" + ("" if count == 1 else "s")
 
 
 # --- from notes -------------------------------------------------------------------------------
@@ -210,69 +188,73 @@ def _step(note: Note, phase: str, number: int, shift: int) -> Step:
     )
 
 
-def outcomes_of(notes: Iterable[Note], *, watched: Iterable[str] = ()) -> Outcomes:
+def evaluation_of(note: Note) -> Evaluation:
+    """The evaluation a note of kind `eval` tells about."""
+    domains: Mapping[str, Json] = note.data["domains"]
+    results = tuple(
+        _result(name, entry) for name, told in domains.items() for entry in told["results"]
+    )
+    constants = {
+        name: Constant(text=str(told.get("constant_text", "")), rate=float(told["constant"]))
+        for name, told in domains.items()
+        if told.get("constant") is not None
+    }
+    return Evaluation(
+        suite=str(note.data.get("suite", "")),
+        weights=str(note.data["point"]),
+        sampling=Sampling(),
+        results=results,
+        constants=constants,
+    )
+
+
+def _result(domain: str, entry: Mapping[str, Json]) -> Result:
+    passed = entry["passed"]
+    return Result(
+        task=str(entry["task"]),
+        domain=domain,
+        outcome=Outcome.INFRA_FAILED if passed is None else Outcome.SCORED,
+        reward=None if passed is None else float(passed),
+        text=str(entry.get("text", "")),
+    )
+
+
+def outcomes_of(notes: Iterable[Note], *, watch: Collection[str] = ()) -> Outcomes:
     """The comparison of all evaluated points; the last note of a point counts.
 
     Args:
         notes: the notes of kind `eval`.
-        watched: domains that were evaluated and never trained on.
+        watch: domains that were evaluated and never trained on.
+
+    Raises:
+        UsageError: the points were not evaluated on the same tasks.
     """
-    points: dict[str, Mapping[str, Json]] = {}
-    for note in notes:
-        points[str(note.data.get("point", "base"))] = note.data.get("domains") or {}
-    ordered = [point for point in POINTS if point in points]
-    names = list(dict.fromkeys(name for point in ordered for name in points[point]))
-    watch = set(watched)
-    changes = []
-    for name in names:
-        entries = {point: points[point][name] for point in ordered if name in points[point]}
-        changes.append(_change(name, entries, trained=name not in watch))
-    corrected = statistics.holm({c.domain: c.p for c in changes if c.p is not None})
-    final = [replace(change, p_holm=corrected.get(change.domain)) for change in changes]
-    final.sort(key=lambda change: not change.trained)
-    gain, p = _rl_gain([change for change in final if change.trained])
-    return Outcomes(changes=tuple(final), rl_gain=gain, rl_gain_p=p)
-
-
-def _change(name: str, entries: Mapping[str, Json], *, trained: bool) -> Change:
-    measured = {point: _measured(entry) for point, entry in entries.items()}
-    constants = [e["constant"] for e in entries.values() if e.get("constant") is not None]
-    first, *_, last = [*measured.values()] if len(measured) > 1 else [None, None]
-    return Change(
-        domain=name,
-        trained=trained,
-        points=measured,
-        constant=float(constants[-1]) if constants else None,
-        p=_paired_p(first, last) if first and last else None,
+    latest = {str(note.data["point"]): note for note in notes}
+    evaluations = {p: evaluation_of(latest[p]) for p in POINT_NAMES if p in latest}
+    if not evaluations:
+        return Outcomes()
+    scores = {point: metrics.scores(each) for point, each in evaluations.items()}
+    first, last = next(iter(evaluations.values())), list(evaluations.values())[-1]
+    found = decide(first, last, watch=watch).comparisons if len(evaluations) > 1 else ()
+    comparisons = {comparison.domain: comparison for comparison in found}
+    changes = [
+        Change(
+            domain=domain,
+            watch=domain in watch,
+            scores={p: by_domain[domain] for p, by_domain in scores.items() if domain in by_domain},
+            comparison=comparisons.get(domain),
+        )
+        for domain in last.domains
+    ]
+    changes.sort(key=lambda change: change.watch)
+    trained = [change.domain for change in changes if not change.watch]
+    before, after = evaluations.get("sft", evaluations.get("base")), evaluations.get("rl")
+    if before is None or after is None or not trained:
+        return Outcomes(evaluations=evaluations, changes=tuple(changes))
+    rates = metrics.macro_rate(before, trained), metrics.macro_rate(after, trained)
+    return Outcomes(
+        evaluations=evaluations,
+        changes=tuple(changes),
+        rl_gain=rates[1] - rates[0] if rates[0] is not None and rates[1] is not None else None,
+        rl_gain_p=metrics.macro_gain_p(before, after, trained),
     )
-
-
-def _measured(entry: Mapping[str, Json]) -> Measured:
-    results = {str(r["task"]): bool(r["passed"]) for r in entry.get("results") or ()}
-    return Measured(n=int(entry["n"]), passed=int(entry["passed"]), results=results)
-
-
-def _paired_p(first: Measured, last: Measured) -> float | None:
-    shared = first.results.keys() & last.results.keys()
-    if not shared:
-        return None
-    gained = sum(last.results[task] and not first.results[task] for task in shared)
-    lost = sum(first.results[task] and not last.results[task] for task in shared)
-    return statistics.mcnemar_exact(gained, lost)
-
-
-def _rl_gain(changes: Sequence[Change]) -> tuple[float | None, float | None]:
-    """Macro gain of RL over what it started from, with its paired p."""
-    differences: dict[str, list[float]] = {}
-    for change in changes:
-        start, end = change.points.get("sft", change.points.get("base")), change.points.get("rl")
-        if start is None or end is None:
-            continue
-        shared = sorted(start.results.keys() & end.results.keys())
-        differences[change.domain] = [
-            float(end.results[task]) - float(start.results[task]) for task in shared
-        ]
-    means = [math.fsum(values) / len(values) for values in differences.values() if values]
-    if not means:
-        return None, None
-    return math.fsum(means) / len(means), statistics.paired_permutation(differences)

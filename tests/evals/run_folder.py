@@ -88,8 +88,6 @@ def _eval_data(point: str, index: int) -> dict[str, object]:
             for task in range(story.n)
         ]
         domains[story.name] = {
-            "n": story.n,
-            "passed": sum(bool(result["passed"]) for result in results),
             "results": results,
             "constant": story.constant,
         }

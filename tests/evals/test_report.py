@@ -50,8 +50,9 @@ def test_the_report_is_rebuilt_from_the_folder_alone(folder: Path) -> None:
     page = report.write(folder)
     assert page == folder / "report" / "index.html"
     shown = Page(page.read_text(encoding="utf-8")).shown
-    assert "6 of 8 domains (2 of them only watched) improved" in shown
-    assert "below the best constant answer: rg.gcd" in shown
+    assert "5 of 6 trained domains improved" in shown
+    assert "none of 8 evaluated domains fell" in shown
+    assert "gained, below constant" in shown
     for part in ("rg.letter_counting", "after SFT", "after RL", "# preset demo:3", "2.13.0"):
         assert part in shown
     assert "1 point is not finite" in shown
@@ -80,8 +81,8 @@ def test_what_policies_tasks_and_tools_write_is_shown_literally(tmp_path: Path, 
     results = [{"task": text, "passed": True}]
     data = {"step": 99, "phase": text, "metrics": {text: 1.0}, "domains": domains}
     journal.write(Note(kind="step", data=data))
-    for point in ("base", "rl"):
-        entry = {"n": 1, "passed": 1, "results": results, "constant": 0.0}
+    for point in ("base", "sft", "rl"):
+        entry = {"results": results, "constant": 0.0, "constant_text": text}
         journal.write(Note(kind="eval", data={"point": point, "domains": {text: entry}}))
     journal.write(Note(kind="warning", data={"message": text}))
     journal.write(Note(kind="environment", data={text: text}))
