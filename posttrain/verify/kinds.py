@@ -174,11 +174,15 @@ def _same_choice(check: Check, given: str) -> bool:
 async def reasoning_gym(check: Check, subject: Subject, tools: Tools) -> Finding:
     """The generator's own scorer, in a worker, trusted only at its top: ≥ 0.99 pays 1, else 0.
 
-    Params: `dataset` (name), `entry` (as generated), `where`, `timeout_s`; with `partial: true` the
-    score itself is paid (admission refuses a domain whose scorer then pays for junk).
+    Params: `dataset` (name), `entry` (as generated), `where`, `timeout_s`. The answer is the first
+    line, or the whole reply where the generator's own answer has several lines.
     """
-    allowed(check, "dataset", "entry", "where", "timeout_s", "partial")
-    given = _answer(check, subject, Where.REPLY)
+    allowed(check, "dataset", "entry", "where", "timeout_s")
+    entry = check.params.get("entry")
+    if not isinstance(entry, Mapping):
+        raise UsageError(f"check 'reasoning_gym' wants the entry as generated, got {entry!r:.80}.")
+    several = "\n" in str(entry.get("answer", "")).strip()
+    given = _answer(check, subject, Where.REPLY if several else Where.LINE)
     if given.text is None:
         return Finding(value=0.0, evidence={"refused": given.refusal})
     if tools.workers is None:
@@ -186,17 +190,14 @@ async def reasoning_gym(check: Check, subject: Subject, tools: Tools) -> Finding
     score = await tools.workers.call(
         REASONING_GYM_SCORER,
         text_of(check, "dataset"),
-        check.params.get("entry"),
+        entry,
         given.text,
         timeout_s=seconds_of(check),
     )
-    return Finding(
-        value=paid(score, partial=bool(check.params.get("partial", False))),
-        evidence={"answer": given.text, "score": score},
-    )
+    return Finding(value=paid(score), evidence={"answer": given.text, "score": score})
 
 
-def paid(score: Json, *, partial: bool) -> float:
+def paid(score: Json) -> float:
     """What a foreign score is worth.
 
     Raises:
@@ -204,7 +205,7 @@ def paid(score: Json, *, partial: bool) -> float:
     """
     if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
         raise VerifierError(f"wanted a score in [0, 1], got {score!r:.80}.")
-    return float(score) if partial else float(score >= PAID_SCORE)
+    return float(score >= PAID_SCORE)
 
 
 REPLY_KINDS: Mapping[str, Kind] = {

@@ -85,12 +85,20 @@ def test_a_foreign_score_pays_only_at_its_top(make_attempt, clock):
     assert scored(1.0, "1", make_attempt, clock)[0] == 1.0
     assert scored(0.99, "1", make_attempt, clock)[0] == 1.0
     assert scored(0.98, "1", make_attempt, clock)[0] == 0.0
-    assert scored(0.5, "1", make_attempt, clock, partial=True)[0] == 0.5
+    assert scored(0.5, "1", make_attempt, clock)[0] == 0.0
 
 
 def test_the_scorer_gets_dataset_entry_and_answer_in_a_worker(make_attempt, clock):
     _, calls = scored(1.0, " 1 ", make_attempt, clock, timeout_s=3)
     assert calls == [(kinds.REASONING_GYM_SCORER, ("gcd", {"answer": "1"}, "1"), 3.0)]
+
+
+def test_one_line_is_the_answer_unless_the_gold_answer_has_several(make_attempt, clock):
+    _, calls = scored(1.0, "1\nor rather 2", make_attempt, clock)
+    assert calls[0][1][2] == "1"
+    grid = {"answer": "1 2\n3 4"}
+    _, calls = scored(1.0, "1 2\n3 4\n", make_attempt, clock, entry=grid)
+    assert calls[0][1][2] == "1 2\n3 4"
 
 
 @pytest.mark.parametrize("reply", ["", "Find the one and only divisor."])
