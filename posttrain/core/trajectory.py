@@ -56,6 +56,9 @@ class Sampled:
     kv_versions: tuple[int, ...]
     """Oldest weight version among the keys and values the token attended to."""
     finish: FinishReason
+    active_s: float | None = None
+    """Seconds the engine worked on this request, queueing and other work left out; None: it does
+    not say, and sampling then does not count towards a time limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

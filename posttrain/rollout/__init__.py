@@ -1,0 +1,1 @@
+"""How an attempt is made: rendering, the attempt's state machine, executors, groups."""
