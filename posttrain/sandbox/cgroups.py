@@ -1,0 +1,98 @@
+"""Control groups around sandboxes: one group a run of the holder, one below it a lease.
+
+Thin: `limits.cgroup_places` says where groups could be; this makes and removes them. Where none can
+be made, limits hold a process each (`resource` limits) instead of a whole tree, and the driver says
+so. The one thing that must stay true: a group whose maker is gone is removed at the next start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from posttrain.sandbox.limits import CgroupPlace
+
+_PREFIX = "posttrain-"
+_HOLDER = "holder"
+
+
+def make(places: Sequence[CgroupPlace], owner: int) -> CgroupPlace | None:
+    """A group for this process's sandboxes at the first place that allows one, given to the user
+    `owner`; None where no place does. On v2 this process moves into it (cgroup-v2.rst,
+    "Delegation": whoever moves a process must own the common ancestor).
+    """
+    for place in places:
+        _sweep(place)
+        top = place.below(f"{_PREFIX}{os.getpid()}")
+        try:
+            _make_top(place, top, owner)
+        except OSError:
+            remove(top)
+            continue
+        return top
+    return None
+
+
+def _make_top(place: CgroupPlace, top: CgroupPlace, owner: int) -> None:
+    if place.version == 2:
+        enabled = Path(place.memory, "cgroup.subtree_control").read_text().split()
+        if not {"memory", "pids"} <= set(enabled):
+            raise OSError(f"{place.memory} hands no memory and pids controllers to its children")
+    for folder in top.folders:
+        os.mkdir(folder)
+        os.chown(folder, owner, owner)
+    if top.version == 2:
+        Path(top.memory, "cgroup.subtree_control").write_text("+memory +pids")
+        os.chown(f"{top.memory}/cgroup.procs", owner, owner)
+        os.mkdir(f"{top.memory}/{_HOLDER}")
+        os.chown(f"{top.memory}/{_HOLDER}/cgroup.procs", owner, owner)
+        enter(top.below(_HOLDER), os.getpid())
+
+
+def make_lease(top: CgroupPlace, name: str, *, memory_bytes: int, max_processes: int) -> None:
+    """A limited group below the holder's."""
+    group = top.below(name)
+    for folder in group.folders:
+        os.mkdir(folder)
+    settings = group.settings(memory_bytes=memory_bytes, max_processes=max_processes)
+    for file, text in settings.items():
+        Path(file).write_text(text)
+
+
+def enter(group: CgroupPlace, pid: int) -> None:
+    """Move a process into a group; what it starts later is born there."""
+    for folder in group.folders:
+        Path(folder, "cgroup.procs").write_text(str(pid))
+
+
+def remove(group: CgroupPlace, *, patience_s: float = 0.0) -> None:
+    """Remove a group and those below it. Dying members keep a group busy for a moment, which is
+    waited for; what is still there then is swept at the next start.
+    """
+    until = time.monotonic() + patience_s
+    for folder in group.folders:
+        while os.path.isdir(folder) and not _remove_folder(folder) and time.monotonic() < until:
+            time.sleep(0.005)
+
+
+def _remove_folder(folder: str) -> bool:
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False):
+                os.rmdir(entry.path)
+        os.rmdir(folder)
+        return True
+    return False
+
+
+def _sweep(place: CgroupPlace) -> None:
+    """Remove groups whose maker is dead."""
+    for folder in place.folders:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder):
+                maker = name.removeprefix(_PREFIX)
+                if maker != name and maker.isdigit() and not os.path.exists(f"/proc/{maker}"):
+                    _remove_folder(f"{folder}/{name}")

@@ -1,0 +1,255 @@
+"""The process that mounts and starts: one unprivileged holder for all sandboxes of a driver.
+
+It lives in a user and a mount namespace of its own (`keeper` puts it there), where /tmp is a
+private tmpfs that holds every disk: nothing it mounts is seen by the host, and all of it is gone
+with the holder. Not a resident: it never runs inside a sandbox, and what runs there cannot reach
+it. The one thing that must stay true: a lease that is let go leaves no process, mount or folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+import shutil
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from posttrain.core.errors import SandboxError
+from posttrain.core.ports import ExecResult
+from posttrain.sandbox import cgroups, kernel, seccomp, spec, wire, workspace
+from posttrain.sandbox.command import Command, Run
+from posttrain.sandbox.limits import CgroupPlace
+
+BASE = "/tmp"
+"""Covered in the holder's own mount namespace; nothing is ever written to the host's."""
+LEASES, ETC, EMPTY, PROGRAM = (
+    f"{BASE}/leases",
+    f"{BASE}/etc",
+    f"{BASE}/empty",
+    f"{BASE}/program",
+)
+_PARENT_CHECK_S = 1.0
+_NO_ARTEFACT = "! -type f ! -type d ! -type l"
+_SWEEP = f"find {spec.WORKSPACE} -xdev {_NO_ARTEFACT} -delete"
+"""Pipes and sockets go at sealing: a checker that opened one would hang."""
+_SEAL_FLAGS = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOSYMFOLLOW
+
+
+@dataclass(slots=True, kw_only=True)
+class Lease:
+    """One disk and what runs over it."""
+
+    name: str
+    layout: spec.Layout
+    disk: spec.Disk
+    group: CgroupPlace | None
+    runs: dict[int, Run] = field(default_factory=dict)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def workspace(self) -> str:
+        return f"{self.layout.disk}/work"
+
+
+class Holder:
+    """Serves the driver's requests; one method a request."""
+
+    def __init__(
+        self, *, program: str, binary: Mapping[str, str], group: CgroupPlace | None
+    ) -> None:
+        self._program = program
+        self._binary = binary
+        self._group = group
+        self._system = system_folders()
+        self._seccomp = seccomp.program(platform.machine())
+        self._leases: dict[str, Lease] = {}
+
+    @property
+    def abilities(self) -> dict[str, Any]:
+        """What this machine gave."""
+        version = self._group.version if self._group else 0
+        filtered = self._seccomp is not None
+        return {
+            "uid": os.getuid(), "cgroups": version, "seccomp": filtered, "binary": self._binary
+        }  # fmt: skip
+
+    async def serve(self, head: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        """Answer one request."""
+        match head["op"]:
+            case "lease":
+                self._open(head)
+            case "exec":
+                return _result(await self._exec(head, body)), b""
+            case "kill":
+                self._kill(head["lease"], head["run"])
+            case "read":
+                return self._read(head)
+            case "write":
+                workspace.write(self._lease(head["lease"]).workspace, head["parts"], body)
+            case "seal":
+                await self._seal(self._lease(head["lease"]))
+            case "close":
+                await self._close(head["lease"])
+            case "stats":
+                runs = sum(len(lease.runs) for lease in self._leases.values())
+                return {"leases": len(self._leases), "runs": runs}, b""
+            case unknown:
+                raise SandboxError(f"the holder knows no operation {unknown!r}.")
+        return {}, b""
+
+    def _lease(self, name: str) -> Lease:
+        if name not in self._leases:
+            raise SandboxError(f"sandbox {name} is closed.")
+        return self._leases[name]
+
+    def _open(self, head: Mapping[str, Any]) -> None:
+        """Mount a disk, lay the files, and bind a sealed workspace beside."""
+        name, disk = head["lease"], spec.Disk(**head["disk"])
+        folder = f"{LEASES}/{name}"
+        beside = self._lease(head["beside"]) if head["beside"] else None
+        layout = spec.Layout(
+            disk=f"{folder}/disk", etc=ETC, empty=EMPTY, system=self._system,
+            artefacts=f"{folder}/artefacts" if beside else None,
+        )  # fmt: skip
+        group = self._group.below(name) if self._group else None
+        lease = Lease(name=name, layout=layout, disk=disk, group=group)
+        self._leases[name] = lease
+        try:
+            os.makedirs(layout.disk)
+            flags = kernel.MS_NOSUID | kernel.MS_NODEV
+            kernel.mount("tmpfs", layout.disk, "tmpfs", flags, disk.mount_options)
+            for part in spec.WRITABLE:
+                os.mkdir(f"{layout.disk}/{part}")
+            if beside is not None and layout.artefacts is not None:
+                os.mkdir(layout.artefacts)
+                kernel.mount(beside.workspace, layout.artefacts, "", kernel.MS_BIND)
+                flags = kernel.MS_BIND | kernel.MS_REMOUNT | _SEAL_FLAGS
+                kernel.mount("", layout.artefacts, "", flags)
+            if self._group is not None:
+                cgroups.make_lease(
+                    self._group, name,
+                    memory_bytes=head["memory_bytes"], max_processes=head["max_processes"],
+                )  # fmt: skip
+            for path, text in head["files"].items():
+                workspace.write(lease.workspace, path.split("/"), text.encode("utf-8", "replace"))
+        except OSError as error:
+            self._let_go(lease)
+            raise SandboxError(f"a sandbox could not be laid out: {error}") from error
+
+    async def _exec(self, head: Mapping[str, Any], stdin: bytes) -> ExecResult:
+        command = Command(
+            argv=tuple(word.encode("utf-8", "surrogatepass") for word in head["argv"]),
+            stdin=stdin, timeout_s=head["timeout_s"], cap_bytes=head["cap_bytes"],
+            limits=head["limits"],
+        )  # fmt: skip
+        return await self._run(self._lease(head["lease"]), head["id"], command)
+
+    async def _run(self, lease: Lease, number: int, command: Command) -> ExecResult:
+        options = spec.bubblewrap_arguments(lease.layout)
+        run = Run(command, bubblewrap=self._program, options=options)
+        lease.runs[number] = run
+        lease.idle.clear()
+
+        def enter(pid: int) -> None:
+            if lease.group is not None:
+                cgroups.enter(lease.group, pid)
+
+        try:
+            return await run.run(seccomp=self._seccomp, enter=enter)
+        finally:
+            del lease.runs[number]
+            if not lease.runs:
+                lease.idle.set()
+
+    def _kill(self, name: str, number: int) -> None:
+        lease = self._leases.get(name)
+        if lease is not None and number in lease.runs:
+            lease.runs[number].kill()
+
+    async def _end_runs(self, lease: Lease) -> None:
+        for run in lease.runs.values():
+            run.kill()
+        if lease.runs:
+            await lease.idle.wait()
+
+    def _read(self, head: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+        root = self._lease(head["lease"]).workspace
+        data = workspace.read(root, head["parts"], max_bytes=head["max_bytes"])
+        return {"found": data is not None}, data or b""
+
+    async def _seal(self, lease: Lease) -> None:
+        await self._end_runs(lease)
+        sweep = Command(
+            argv=tuple(_SWEEP.encode().split()), stdin=b"", timeout_s=30.0,
+            cap_bytes=1000, limits={},
+        )  # fmt: skip
+        swept = await self._run(lease, -1, sweep)
+        if swept.timed_out or swept.exit_code in (None, 126, 127):
+            raise SandboxError(f"a workspace could not be swept for sealing: {swept.stderr}")
+        flags = kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
+        try:
+            kernel.mount("", lease.layout.disk, "", flags, lease.disk.mount_options)
+        except OSError as error:
+            raise SandboxError(f"a workspace could not be made read-only: {error}") from error
+
+    async def _close(self, name: str) -> None:
+        lease = self._leases.get(name)
+        if lease is not None:
+            await self._end_runs(lease)
+            self._let_go(lease)
+
+    def _let_go(self, lease: Lease) -> None:
+        self._leases.pop(lease.name, None)
+        for folder in (lease.layout.artefacts, lease.layout.disk):
+            if folder is not None:
+                with contextlib.suppress(OSError):
+                    kernel.detach(folder)
+        shutil.rmtree(f"{LEASES}/{lease.name}", ignore_errors=True)
+        if lease.group is not None:
+            cgroups.remove(lease.group)
+
+
+def _result(result: ExecResult) -> dict[str, Any]:
+    return {name: getattr(result, name) for name in ExecResult.__slots__}
+
+
+def system_folders() -> dict[str, str]:
+    """Host's /usr and the top-level folders that lead to it: link target, or '' for a folder."""
+    found = {"/usr": ""}
+    for folder in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
+        if os.path.islink(folder):
+            found[folder] = os.readlink(folder)
+        elif os.path.isdir(folder):
+            found[folder] = ""
+    return found
+
+
+async def attend(connection: socket.socket, holder: Holder, keeper: int) -> None:
+    """Serve until the driver closes its end or its process is gone."""
+    reader, writer = await asyncio.open_connection(sock=connection)
+    decoder, tasks = wire.Decoder(), set()
+
+    async def answer(frame: wire.Frame) -> None:
+        try:
+            head, body = await holder.serve(frame.head, frame.body)
+        except OSError as error:
+            head, body = {"errno": error.errno, "error": str(error)}, b""
+        except SandboxError as error:
+            head, body = {"error": error.message, "next_step": error.next_step}, b""
+        writer.write(wire.encode({**head, "id": frame.head["id"]}, body))
+
+    while os.getppid() == keeper:
+        try:
+            data = await asyncio.wait_for(reader.read(1 << 18), _PARENT_CHECK_S)
+        except TimeoutError:
+            continue
+        if not data:
+            return
+        for frame in decoder.feed(data):
+            task = asyncio.ensure_future(answer(frame))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)

@@ -1,0 +1,185 @@
+"""How the holder comes to be: leave root, make namespaces, choose a bubblewrap; then stay behind.
+
+The keeper is the process that the driver starts. It makes the control groups (with root's rights,
+where it has them), forks the holder, and waits for its end to remove the groups. The one thing
+that must stay true: bubblewrap is never started by host user 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from posttrain.core.errors import SandboxError
+from posttrain.sandbox import cgroups, child, kernel, spec, wire
+from posttrain.sandbox.holder import BASE, EMPTY, ETC, LEASES, PROGRAM, Holder, attend
+from posttrain.sandbox.limits import CgroupPlace, cgroup_places
+
+_OWN_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A bubblewrap that could be used, read while its files could still be read."""
+
+    source: str
+    """`system` or `wheel`."""
+    path: str
+    start: str
+    """Which of `files` is the program."""
+    files: Mapping[str, bytes]
+
+
+def leave_root(uid: int) -> None:
+    """Become the user `uid` for good, without groups.
+
+    Raises:
+        OSError: the kernel refused. SandboxError: root could be taken back.
+    """
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    kernel.own_proc_entries()
+    with contextlib.suppress(OSError):
+        os.setresuid(0, 0, 0)
+        raise SandboxError("root could be taken back after it was dropped.")
+
+
+def enter_namespaces() -> None:
+    """A user namespace of one user, and a mount namespace whose /tmp is ours."""
+    uid, gid = os.getuid(), os.getgid()
+    kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)
+    for file, text in (
+        ("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1"),
+    ):  # fmt: skip
+        with open(f"/proc/self/{file}", "w") as out:
+            out.write(text)
+    kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("tmpfs", BASE, "tmpfs", flags, f"size={_OWN_BYTES},mode=755")
+
+
+def furnish() -> None:
+    """Write the sandbox's /etc into the holder's own tmpfs."""
+    for folder in (LEASES, ETC, EMPTY):
+        os.mkdir(folder)
+    for name, text in spec.ETC_FILES.items():
+        with open(f"{ETC}/{name}", "w") as file:
+            file.write(text)
+    with contextlib.suppress(OSError):
+        shutil.copyfile("/etc/ld.so.cache", f"{ETC}/ld.so.cache")
+    os.mkdir(f"{ETC}/alternatives")
+    with contextlib.suppress(OSError):
+        for link in os.scandir("/etc/alternatives"):
+            if link.is_symlink():
+                os.symlink(os.readlink(link.path), f"{ETC}/alternatives/{link.name}")
+
+
+def install(candidates: Sequence[Candidate]) -> tuple[str, dict[str, str]]:
+    """Write the first bubblewrap that is new enough into the holder's own tmpfs, asking it for its
+    version as the unprivileged user; returns the program and what `doctor` shows of it.
+
+    Raises:
+        SandboxError: there is none.
+    """
+    seen = []
+    for candidate in candidates:
+        folder = f"{PROGRAM}/{candidate.source}"
+        for path, data in candidate.files.items():
+            os.makedirs(os.path.dirname(f"{folder}/{path}"), exist_ok=True)
+            with open(f"{folder}/{path}", "wb") as out:
+                out.write(data)
+            os.chmod(f"{folder}/{path}", 0o755)
+        program = f"{folder}/{candidate.start}"
+        version = _version(program)
+        if version >= spec.OLDEST_BUBBLEWRAP:
+            digest = hashlib.sha256(candidate.files[candidate.start]).hexdigest()
+            return program, {
+                "path": candidate.path, "source": candidate.source, "sha256": digest,
+                "version": ".".join(str(number) for number in version),
+            }  # fmt: skip
+        seen.append(f"{candidate.path} is {'.'.join(map(str, version)) or 'not runnable'}")
+    oldest = ".".join(str(number) for number in spec.OLDEST_BUBBLEWRAP)
+    raise SandboxError(f"wanted bubblewrap {oldest} or newer, found {'; '.join(seen) or 'none'}")
+
+
+def _version(program: str) -> tuple[int, ...]:
+    try:
+        ran = subprocess.run(
+            [program, "--version"], env={}, capture_output=True, timeout=20, check=True
+        )
+        return tuple(int(number) for number in ran.stdout.decode().split()[-1].split("."))
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ()
+
+
+def hold(connection: socket.socket, order: Mapping[str, Any], group: CgroupPlace | None) -> None:
+    """The holder's whole life."""
+    keeper = os.getppid()
+    candidates = [_candidate(entry) for entry in order["candidates"]]
+    stage = "root"
+    try:
+        if os.getuid() == 0:
+            leave_root(order["uid"])
+        kernel.no_new_privileges()
+        kernel.adopt_orphans()
+        stage = "namespaces"
+        enter_namespaces()
+        furnish()
+        stage = "bubblewrap"
+        program, binary = install(candidates)
+    except (OSError, SandboxError) as error:
+        connection.sendall(wire.encode({"id": 0, "stage": stage, "error": str(error)}))
+        return
+    kernel.signal_on_parent_death(signal.SIGKILL)
+    holder = Holder(program=program, binary=binary, group=group)
+    connection.sendall(wire.encode({"id": 0, **holder.abilities}))
+    asyncio.run(attend(connection, holder, keeper))
+
+
+def _candidate(entry: Mapping[str, Any]) -> Candidate:
+    files = {}
+    for path, source in entry["files"].items():
+        with open(source, "rb") as file:
+            files[path] = file.read()
+    return Candidate(
+        source=entry["source"], path=entry["path"], start=entry["start"], files=files
+    )  # fmt: skip
+
+
+def main() -> None:
+    """The keeper: make control groups, start the holder, remove the groups after its end."""
+    parent = os.getppid()
+    connection = child.take_line()
+    decoder = wire.Decoder()
+    frames: list[wire.Frame] = []
+    while not frames:
+        data = connection.recv(1 << 16)
+        if not data:
+            return
+        frames = list(decoder.feed(data))
+    order = frames[0].head
+    owner = order["uid"] if os.getuid() == 0 else os.getuid()
+    with open("/proc/self/cgroup") as own, open("/proc/self/mountinfo") as mounts:
+        group = cgroups.make(cgroup_places(own.read(), mounts.read()), owner)
+    pid = os.fork()
+    if pid == 0:
+        hold(connection, order, group)
+        return
+    connection.close()
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGKILL))
+    kernel.signal_on_parent_death(signal.SIGTERM)
+    if os.getppid() != parent:
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    if group is not None:
+        cgroups.remove(group, patience_s=2.0)

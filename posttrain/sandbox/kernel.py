@@ -1,0 +1,66 @@
+"""The few kernel calls that Python 3.11 has no function for, through the C library.
+
+The one thing that must stay true: a call that fails raises `OSError` with its number.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT = 1, 2, 4, 32
+MS_NOSYMFOLLOW, MS_BIND, MS_REC, MS_PRIVATE = 256, 4096, 16384, 1 << 18
+_MNT_DETACH = 2
+_SET_PDEATHSIG, _SET_DUMPABLE, _SET_CHILD_SUBREAPER, _SET_NO_NEW_PRIVS = 1, 4, 36, 38
+
+
+def _checked(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def unshare(flags: int) -> None:
+    """Leave namespaces for new ones (see the manual page of the same name, section 2)."""
+    _checked(_LIBC.unshare(flags), "unshare")
+
+
+def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    """Mount, or change a mount (manual page of the same name, section 2)."""
+    arguments = (source.encode(), target.encode(), kind.encode())
+    result = _LIBC.mount(*arguments, ctypes.c_ulong(flags), options.encode())
+    _checked(result, f"mount {target}")
+
+
+def detach(target: str) -> None:
+    """umount2(2), lazily: gone from sight now, freed with its last user."""
+    _checked(_LIBC.umount2(target.encode(), _MNT_DETACH), f"umount {target}")
+
+
+def _prctl(option: int, value: int) -> None:
+    _checked(_LIBC.prctl(option, ctypes.c_ulong(value), 0, 0, 0), f"prctl {option}")
+
+
+def signal_on_parent_death(number: int) -> None:
+    """A signal for this process once the thread that started it ends. Forgotten when the process
+    changes its user (prctl(2)), so call it afterwards.
+    """
+    _prctl(_SET_PDEATHSIG, number)
+
+
+def own_proc_entries() -> None:
+    """Own `/proc/self` again after a change of user."""
+    _prctl(_SET_DUMPABLE, 1)
+
+
+def adopt_orphans() -> None:
+    """Orphans below this process become its children."""
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+
+
+def no_new_privileges() -> None:
+    """No program started from here on gains privileges."""
+    _prctl(_SET_NO_NEW_PRIVS, 1)

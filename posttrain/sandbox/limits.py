@@ -1,0 +1,165 @@
+"""Limits as values: output caps, process limits, and where control groups may be made.
+
+Pure: nothing here reads a file or starts a process. The one thing that must stay true: output kept
+of a stream never passes its cap, and what was left out is said in the text itself.
+"""
+
+from __future__ import annotations
+
+import codecs
+import math
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from posttrain.core.task import Environment
+
+MAX_OPEN_FILES = 1024
+
+
+class Clip:
+    r"""Collects one output stream, keeping its head and its tail within a cap in bytes.
+
+    >>> clip = Clip(10); clip.feed(b"0123456789abcdef"); clip.truncated
+    True
+    >>> clip.text()
+    '01234\n[... 6 of 16 bytes left out ...]\nbcdef'
+    """
+
+    def __init__(self, cap_bytes: int) -> None:
+        self._cap_bytes = cap_bytes
+        self._head_bytes = cap_bytes // 2
+        self._tail_bytes = cap_bytes - self._head_bytes
+        self._head = bytearray()
+        self._tail = bytearray()
+        self.total_bytes = 0
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the stream."""
+        self.total_bytes += len(data)
+        room = self._head_bytes - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:][-self._tail_bytes :] if self._tail_bytes else b""
+        if len(self._tail) > 2 * self._tail_bytes:
+            del self._tail[: -self._tail_bytes]
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the stream passed the cap."""
+        return self.total_bytes > self._cap_bytes
+
+    def text(self) -> str:
+        """The stream as text; bytes that are not UTF-8 become U+FFFD, none of them at the cut."""
+        if not self.truncated:
+            return bytes(self._head + self._tail).decode("utf-8", "replace")
+        tail = bytes(self._tail[-self._tail_bytes :]) if self._tail_bytes else b""
+        skip = next((i for i, byte in enumerate(tail[:3]) if byte & 0xC0 != 0x80), 3)
+        head = codecs.getincrementaldecoder("utf-8")("replace").decode(bytes(self._head))
+        left_out = self.total_bytes - len(self._head) - len(tail)
+        note = f"\n[... {left_out} of {self.total_bytes} bytes left out ...]\n"
+        return head + note + tail[skip:].decode("utf-8", "replace")
+
+
+def process_limits(environment: Environment, *, timeout_s: float) -> dict[str, int]:
+    """Limits of every process of a command, by their names in `resource`. `RLIMIT_NPROC` counts
+    within the command's own user namespace; one more is granted for bubblewrap's init.
+
+    >>> process_limits(Environment(), timeout_s=1.5)["RLIMIT_CPU"]
+    3
+    """
+    return {
+        "RLIMIT_AS": environment.memory_bytes,
+        "RLIMIT_CORE": 0,
+        "RLIMIT_CPU": math.ceil(timeout_s) + 1,
+        "RLIMIT_FSIZE": environment.disk_bytes,
+        "RLIMIT_MEMLOCK": 64 << 10,
+        "RLIMIT_MSGQUEUE": 0,
+        "RLIMIT_NOFILE": MAX_OPEN_FILES,
+        "RLIMIT_NPROC": environment.max_processes + 1,
+    }
+
+
+# --- control groups ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CgroupPlace:
+    """Where groups for sandboxes could be made: below these two folders (the same one on v2)."""
+
+    version: int
+    """1 or 2."""
+    memory: str
+    pids: str
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The distinct folders."""
+        return tuple(dict.fromkeys((self.memory, self.pids)))
+
+    def below(self, name: str) -> CgroupPlace:
+        """The place of a group of that name."""
+        return CgroupPlace(
+            version=self.version, memory=f"{self.memory}/{name}", pids=f"{self.pids}/{name}"
+        )
+
+    def settings(self, *, memory_bytes: int, max_processes: int) -> dict[str, str]:
+        """File → text that limits a group at this place; one process is granted to the init."""
+        file = "memory.limit_in_bytes" if self.version == 1 else "memory.max"
+        return {
+            f"{self.memory}/{file}": str(memory_bytes),
+            f"{self.pids}/pids.max": str(max_processes + 1),
+        }
+
+
+def cgroup_places(own: str, mountinfo: str) -> tuple[CgroupPlace, ...]:
+    """Candidates, best first, from the texts of `/proc/self/cgroup` and `/proc/self/mountinfo`.
+
+    On v1 (and hybrid) that is our own group of the two controllers. On v2 it is our own group and
+    then its ancestors, since a group that holds processes cannot hand controllers to children
+    (Linux `admin-guide/cgroup-v2.rst`, "No Internal Process Constraint"); never outside the mount.
+    """
+    groups = _groups(own)
+    v1 = {
+        controller: folder
+        for controller in ("memory", "pids")
+        for root, point, kind, options in _cgroup_mounts(mountinfo)
+        if kind == "cgroup" and controller in options and controller in groups
+        if (folder := _below_mount(groups[controller], root, point)) is not None
+    }
+    if len(v1) == 2:
+        return (CgroupPlace(version=1, memory=v1["memory"], pids=v1["pids"]),)
+    places = []
+    for root, point, kind, _ in _cgroup_mounts(mountinfo):
+        folder = _below_mount(groups.get("", "/"), root, point) if kind == "cgroup2" else None
+        while folder is not None and PurePosixPath(folder).is_relative_to(point):
+            places.append(CgroupPlace(version=2, memory=folder, pids=folder))
+            folder = str(PurePosixPath(folder).parent)
+    return tuple(places)
+
+
+def _groups(own: str) -> dict[str, str]:
+    """Controller → path of our group; '' for the v2 hierarchy."""
+    groups = {}
+    for line in own.splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            groups[controller] = path
+    return groups
+
+
+def _cgroup_mounts(mountinfo: str) -> list[tuple[str, str, str, list[str]]]:
+    """(root, mount point, type, super options) of the control group mounts (proc(5))."""
+    mounts = []
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, tail = before.split(), after.split()
+        if tail and tail[0] in ("cgroup", "cgroup2"):
+            mounts.append((fields[3], fields[4], tail[0], tail[2].split(",")))
+    return mounts
+
+
+def _below_mount(path: str, root: str, point: str) -> str | None:
+    """Where a group's path is seen under a mount whose root may itself be a group."""
+    pure = PurePosixPath(path)
+    if not pure.is_relative_to(root):
+        return None
+    return str(PurePosixPath(point) / pure.relative_to(root))

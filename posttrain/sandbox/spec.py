@@ -1,0 +1,126 @@
+"""What a sandbox is made of, as values: workspace paths, the disk, and bubblewrap's arguments.
+
+Pure: it decides who sees what and mounts nothing. The one thing that must stay true: every place a
+command can write lies on the lease's one capped disk; everything else it sees is read-only, and
+none of it is the host's home, project, sockets or secrets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from posttrain.core.errors import UsageError
+from posttrain.core.task import Environment
+
+WORKSPACE = "/workspace"
+ARTEFACTS = "/artefacts"
+INSIDE_ID = 1000
+"""User and group number a command sees itself under."""
+UNPRIVILEGED_ID = 61_000
+"""Host user and group a root parent drops to; systemd's UIDS-GIDS page lists it as unused."""
+OLDEST_BUBBLEWRAP = (0, 11)
+PATH = "/usr/local/bin:/usr/bin:/bin"
+WRITABLE = ("work", "tmp", "shm")
+"""Folders of a lease's disk, seen as /workspace, /tmp and /dev/shm."""
+
+VARIABLES: Mapping[str, str] = {
+    "PATH": PATH,
+    "HOME": WORKSPACE,
+    "USER": "agent",
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+    "TMPDIR": "/tmp",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+
+ETC_FILES: Mapping[str, str] = {
+    "passwd": f"agent:x:{INSIDE_ID}:{INSIDE_ID}:agent:{WORKSPACE}:/bin/sh\n"
+    "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+    "group": f"agent:x:{INSIDE_ID}:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+    "hostname": "sandbox\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    "resolv.conf": "",
+}
+"""The whole of /etc, but for the loader's cache and the links of /etc/alternatives."""
+
+
+def workspace_parts(path: str) -> tuple[str, ...]:
+    """Components of a path of the workspace, given relative to it or below `/workspace`.
+
+    >>> workspace_parts("a//b/./c.txt"), workspace_parts("/workspace/x")
+    (('a', 'b', 'c.txt'), ('x',))
+
+    Raises:
+        UsageError: it leaves the workspace, is empty, or cannot be a file name.
+    """
+    inside = path.removeprefix(WORKSPACE + "/")
+    parts = tuple(part for part in inside.split("/") if part not in ("", "."))
+    if inside.startswith("/") or ".." in parts or not parts or "\0" in path:
+        raise UsageError(
+            f"wanted the path of a file in the workspace, got {path!r}.",
+            next_step=f"give a path relative to {WORKSPACE}, without '..'.",
+        )
+    return parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """The one writable file system of a lease."""
+
+    size_bytes: int
+    inodes: int
+
+    @staticmethod
+    def of(environment: Environment) -> Disk:
+        """One inode for each page, so that empty files are bounded too."""
+        inodes = max(256, environment.disk_bytes // 4096)
+        return Disk(size_bytes=environment.disk_bytes, inodes=inodes)
+
+    @property
+    def mount_options(self) -> str:
+        """Options of the tmpfs."""
+        return f"size={self.size_bytes},nr_inodes={self.inodes},mode=755"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where the holder keeps the parts of one sandbox, as paths it can bind."""
+
+    disk: str
+    """Folder with the entries of `WRITABLE`."""
+    etc: str
+    empty: str
+    """An empty folder, to cover what must not be seen."""
+    system: Mapping[str, str]
+    """Host's top-level system folder → link target, or '' where it is a folder to bind."""
+    artefacts: str | None = None
+
+
+_NAMESPACES = ("user", "pid", "net", "ipc", "uts", "cgroup")
+
+
+def bubblewrap_arguments(layout: Layout) -> tuple[str, ...]:
+    """Bubblewrap's options (bwrap(1)) for one command, without descriptors and the command.
+
+    `/proc/1` is covered: bubblewrap's init runs as the command's user, and its descriptors are the
+    result channels. `/` and `/dev` are bubblewrap's own tmpfs without a cap, hence read-only.
+    """
+    options = [f"--unshare-{name}" for name in _NAMESPACES]
+    options += ["--disable-userns", "--uid", str(INSIDE_ID), "--gid", str(INSIDE_ID)]
+    options += ["--hostname", "sandbox", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    options += ["--clearenv"]
+    for name, value in VARIABLES.items():
+        options += ["--setenv", name, value]
+    for folder, target in layout.system.items():
+        options += ["--symlink", target, folder] if target else ["--ro-bind", folder, folder]
+    options += ["--ro-bind", layout.etc, "/etc"]
+    options += ["--proc", "/proc", "--ro-bind", layout.empty, "/proc/1"]
+    options += ["--dev", "/dev", "--bind", f"{layout.disk}/shm", "/dev/shm"]
+    options += ["--remount-ro", "/dev", "--bind", f"{layout.disk}/tmp", "/tmp"]
+    options += ["--bind", f"{layout.disk}/work", WORKSPACE]
+    if layout.artefacts is not None:
+        options += ["--ro-bind", layout.artefacts, ARTEFACTS]
+    options += ["--remount-ro", "/", "--chdir", WORKSPACE]
+    return tuple(options)

@@ -1,0 +1,84 @@
+"""Frames between this process and the processes it keeps: a JSON head and raw bytes.
+
+Pure. A frame is two big-endian lengths, the head, the body. The one thing that must stay true: a
+peer that sends garbage gives `FrameError` and never a frame.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_LENGTHS = struct.Struct("!II")
+MAX_HEAD_BYTES = 64 << 20
+MAX_BODY_BYTES = 256 << 20
+
+
+class FrameError(ValueError):
+    """What came is no frame."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message."""
+
+    head: Mapping[str, Any]
+    body: bytes = b""
+
+
+def encode(head: Mapping[str, Any], body: bytes = b"") -> bytes:
+    """The bytes of a frame.
+
+    Raises:
+        ValueError: the head holds NaN or infinity. TypeError: it holds no JSON values.
+    """
+    text = json.dumps(head, allow_nan=False, separators=(",", ":")).encode("ascii")
+    return _LENGTHS.pack(len(text), len(body)) + text + body
+
+
+class Decoder:
+    """Bytes in, frames out.
+
+    >>> data = encode({"id": 1}, b"xy")
+    >>> decoder = Decoder(); list(decoder.feed(data[:9])), list(decoder.feed(data[9:]))
+    ([], [Frame(head={'id': 1}, body=b'xy')])
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Take bytes; yield every frame that is complete now.
+
+        Raises:
+            FrameError: the bytes are no frames.
+        """
+        self._buffer += data
+        while len(self._buffer) >= _LENGTHS.size:
+            head_bytes, body_bytes = _LENGTHS.unpack_from(self._buffer)
+            if head_bytes > MAX_HEAD_BYTES or body_bytes > MAX_BODY_BYTES:
+                raise FrameError(f"a frame of {head_bytes} + {body_bytes} bytes is announced")
+            body_at = _LENGTHS.size + head_bytes
+            if len(self._buffer) < body_at + body_bytes:
+                return
+            head = _head(bytes(self._buffer[_LENGTHS.size : body_at]))
+            body = bytes(self._buffer[body_at : body_at + body_bytes])
+            del self._buffer[: body_at + body_bytes]
+            yield Frame(head, body)
+
+
+def _head(text: bytes) -> Mapping[str, Any]:
+    try:
+        head = json.loads(text, parse_constant=_refuse)
+    except ValueError as error:
+        raise FrameError(f"the head of a frame is no JSON: {error}") from error
+    if not isinstance(head, dict):
+        raise FrameError(f"the head of a frame is a {type(head).__name__}, wanted an object")
+    return head
+
+
+def _refuse(name: str) -> None:
+    raise FrameError(f"{name} is no JSON value")
