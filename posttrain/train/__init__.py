@@ -1,0 +1,1 @@
+"""How do the weights change? Advantages, packing, one policy loss, optimiser, checkpoints."""
