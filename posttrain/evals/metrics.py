@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from posttrain.core.errors import UsageError
 from posttrain.core.task import Json
-from posttrain.core.trajectory import Sampling
+from posttrain.core.trajectory import Sampling, Trajectory
 from posttrain.core.verdict import Outcome, StopReason
 from posttrain.observe.statistics import Interval, mcnemar_exact, paired_permutation, wilson
 
@@ -65,6 +65,8 @@ class Evaluation:
     constants: Mapping[str, Constant] = field(default_factory=dict)
     """By domain; a domain without one has no constant answer that pays."""
     duration_s: float = 0.0
+    samples: tuple[Trajectory, ...] = ()
+    """A few attempts of each domain, without their token rows, for people."""
 
     @property
     def domains(self) -> tuple[str, ...]:

@@ -1,0 +1,135 @@
+"""Programs and state checks over the real sandbox driver; skipped where it cannot contain."""
+
+import asyncio
+import time
+
+import pytest
+
+from posttrain.core.clock import RealClock
+from posttrain.core.errors import IsolationError
+from posttrain.core.task import Check, Environment
+from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
+from posttrain.verify.kinds import Tools
+from posttrain.verify.stack import Stack
+
+ENVIRONMENT = Environment(files={"a.txt": "one\n", "d/b.txt": "two\n"})
+
+
+def judge(make_attempt, *checks, commands=(), reply="done"):
+    """The verdict over what the commands left in a real sandbox."""
+
+    async def body():
+        async with BubblewrapSandboxes() as sandboxes:
+            try:
+                await sandboxes.abilities()
+            except IsolationError as error:
+                pytest.skip(str(error))
+            stack = Stack(Tools(clock=RealClock(), sandboxes=sandboxes))
+            async with sandboxes.lease(ENVIRONMENT) as sandbox:
+                for command in commands:
+                    result = await sandbox.exec(["sh", "-c", command])
+                    assert result.exit_code == 0, result
+                sealed = await sandbox.seal()
+            try:
+                attempt = make_attempt(reply, checks=checks, environment=ENVIRONMENT)
+                return await stack.verify(attempt, sealed)
+            finally:
+                await sealed.close()
+
+    return asyncio.run(body())
+
+
+def state(name, path, **more):
+    return Check(kind="state", params={"assert": name, "path": path} | more)
+
+
+def test_every_assertion_holds_over_a_workspace_left_as_it_should_be(make_attempt):
+    files = {"a.txt": "one\n", "d/b.txt": "two\n"}
+    verdict = judge(
+        make_attempt,
+        state("file_equals", "new.txt", expected="x\n"),
+        state("json_equals", "j.json", expected=[1]),
+        state("file_absent", "gone.txt"),
+        state("file_mode", "new.txt", expected="640"),
+        state("tree_unchanged", ".", expected=files, **{"except": ["new.txt", "j.json"]}),
+        commands=["echo x > new.txt; chmod 640 new.txt; echo '[1]' > j.json"],
+    )
+    assert verdict.errors == ()
+    assert [part.value for part in verdict.components] == [1.0] * 5
+
+
+def test_every_assertion_fails_over_an_untouched_or_harmed_one(make_attempt):
+    verdict = judge(
+        make_attempt,
+        state("file_equals", "new.txt", expected="x\n"),
+        state("file_equals", "a.txt", expected="one\n"),
+        state("file_absent", "d"),
+        state("file_mode", "d/b.txt", expected="640"),
+        state("tree_unchanged", ".", expected={"d/b.txt": "two\n"}),
+        commands=["rm a.txt; ln -s /etc/passwd a.txt"],
+    )
+    assert verdict.errors == ()
+    assert [part.value for part in verdict.components] == [0.0] * 5
+
+
+def test_an_unreadable_file_is_the_attempts_doing_not_an_error(make_attempt):
+    verdict = judge(
+        make_attempt,
+        state("file_equals", "a.txt", expected="one\n"),
+        state("tree_unchanged", ".", expected={"a.txt": "one\n", "d/b.txt": "two\n"}),
+        commands=["chmod 000 a.txt d"],
+    )
+    assert verdict.reward is not None, verdict.errors
+
+
+def test_a_checker_sees_the_artefacts_read_only_and_hides_its_order(make_attempt):
+    spy = (
+        "import os\n"
+        "parent = os.getppid()\n"
+        "for place in ('environ', 'mem', 'fd/0', 'maps'):\n"
+        "    try:\n"
+        "        with open(f'/proc/{parent}/{place}', 'rb') as file: file.read(1)\n"
+        "        print('read', place)\n"
+        "    except OSError: pass\n"
+        "try:\n"
+        "    open('/artefacts/a.txt', 'w')\n"
+        "    print('wrote')\n"
+        "except OSError: pass\n"
+        "for number in range(3, 200):\n"
+        "    try: os.write(number, b'{}')\n"
+        "    except OSError: pass\n"
+    )
+    source = (
+        "import sys\n"
+        "def check(order):\n"
+        "    ended = order.run([sys.executable, '-c', order.params['spy']], timeout_s=10)\n"
+        "    left = open(order.artefacts + '/a.txt').read()\n"
+        "    value = ended.stdout == b'' and ended.exit_code == 0 and left == 'one\\n'\n"
+        "    return {'value': float(value), 'evidence': {'said': repr(ended)}}\n"
+    )
+    check = Check(kind="program", params={"source": source, "params": {"spy": spy}})
+    verdict = judge(make_attempt, check)
+    assert verdict.reward == 1.0, (verdict.errors, verdict.components)
+
+
+def test_a_checker_that_is_killed_by_a_candidate_is_no_reward(make_attempt):
+    source = (
+        "import sys\n"
+        "def check(order):\n"
+        "    order.run(['sh', '-c', 'kill -9 $PPID'])\n"
+        "    return 1.0\n"
+    )
+    verdict = judge(make_attempt, Check(kind="program", params={"source": source}))
+    assert verdict.reward is None
+    assert "no complete record" in verdict.errors[0]
+
+
+def test_a_hanging_checker_costs_its_time_limit_and_nothing_else(make_attempt, monkeypatch):
+    monkeypatch.setattr("posttrain.verify.execution._ALLOWANCE_S", 0.2)
+    source = "def check(order):\n    while True: pass\n"
+    check = Check(kind="program", params={"source": source, "timeout_s": 0.3})
+    started_s = time.monotonic()
+    verdict = judge(make_attempt, check)
+    assert verdict.reward is None
+    assert "time limit twice" in verdict.errors[0]
+    assert time.monotonic() - started_s < 8.0
