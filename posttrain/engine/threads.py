@@ -1,0 +1,105 @@
+"""Threads of the numerical libraries: how many, and how they wait. Imports no torch.
+
+GNU OpenMP's threads spin while they wait for one another. Beside one busy process that made torch
+11 to 40 times slower on two cores; a short spin costs a little when idle and removes most of that.
+The one thing that must stay true: `configure` runs before torch is imported, or does nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from posttrain.core.errors import PreflightError
+
+SPIN_COUNT = "2000"
+"""Turns of GNU OpenMP's waiting loop before a thread sleeps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slowdown:
+    """One linear layer timed in a process of its own: alone, and beside one busy process."""
+
+    threads: int
+    idle_ms: float
+    busy_ms: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times slower beside a busy neighbour; 2 is what fair sharing can cost."""
+        return self.busy_ms / self.idle_ms
+
+
+def cores() -> int:
+    """Cores this process may use: its affinity, further limited by a cgroup's quota."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text("ascii").split()
+        limit = max(1, int(quota) // int(period))
+    except (OSError, ValueError):  # no such file, or "max": no quota
+        limit = allowed or 1
+    return min(allowed or 1, limit)
+
+
+def configure() -> bool:
+    """Set threads and spinning for torch, which must not be imported yet; what a person has set in
+    the environment stays. False: it was imported already, and nothing was changed.
+    """
+    if "torch" in sys.modules:
+        return False
+    os.environ.setdefault("OMP_NUM_THREADS", str(cores()))
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    os.environ.pop("OPENBLAS_CORETYPE", None)  # a fixed core type slows NumPy's products
+    return True
+
+
+def measure(*, seconds: float = 1.0) -> Slowdown:
+    """Time a small linear layer in a fresh process under this process's environment: `seconds`
+    alone, then `seconds` beside a busy loop.
+
+    Raises:
+        PreflightError: torch cannot be run.
+    """
+    idle = _probe(seconds)
+    busy_loop = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        busy = _probe(seconds)
+    finally:
+        busy_loop.kill()
+        busy_loop.wait()
+    return Slowdown(threads=int(idle["threads"]), idle_ms=idle["ms"], busy_ms=busy["ms"])
+
+
+_PROGRAM = """
+import json, sys, time
+import torch
+x, w = torch.ones(32, 576, dtype=torch.bfloat16), torch.ones(3072, 576, dtype=torch.bfloat16)
+def run(seconds):
+    begun, calls = time.perf_counter(), 0
+    while time.perf_counter() - begun < seconds:
+        torch.nn.functional.linear(x, w)
+        calls += 1
+    return (time.perf_counter() - begun) / calls * 1e3
+with torch.inference_mode():
+    run(0.1)
+    print(json.dumps({"threads": torch.get_num_threads(), "ms": run(float(sys.argv[1]))}))
+"""
+
+
+def _probe(seconds: float) -> dict[str, float]:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROGRAM, str(seconds)],
+            capture_output=True, text=True, check=True, timeout=60 + 10 * seconds,
+        )  # fmt: skip
+        found: dict[str, float] = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise PreflightError(
+            f"torch cannot be run in a process of its own: {error}.", "install posttrain again"
+        ) from error
+    return found
