@@ -100,7 +100,9 @@ class ExecResult:
     """What a command in a sandbox did."""
 
     exit_code: int | None
-    """None: it was killed at its time limit or by a signal."""
+    """None: it was killed from outside, at its time limit for one. A command that a signal ended has
+    128 + the signal's number, as in a shell; 127 and 126: it was not found, could not be started.
+    """
     stdout: str
     stderr: str
     timed_out: bool = False
@@ -141,7 +143,11 @@ class Sandbox(Protocol):
         ...
 
     async def write(self, path: str, data: bytes) -> None:
-        """Write a file of the workspace, making its folders."""
+        """Write a file of the workspace, making its folders.
+
+        Raises:
+            OSError: the disk is full or something is in the way (the policy's doing).
+        """
         ...
 
     async def seal(self) -> Sealed:

@@ -85,9 +85,7 @@ class BubblewrapSandboxes:
 
     def __init__(self) -> None:
         self._channel: Channel | None = None
-        self._abilities: Abilities | None = None
         self._leases = Leases()
-        self._starting = asyncio.Lock()
 
     @property
     def isolation(self) -> Isolation:
@@ -131,21 +129,23 @@ class BubblewrapSandboxes:
         Raises:
             IsolationError: this machine cannot contain anything.
         """
-        await self._connect()
-        assert self._abilities is not None, "a connected holder has said its abilities"
-        return self._abilities
+        channel = await self._connect()
+        return _abilities((await _greeting(channel)).head)
 
     async def _connect(self) -> Channel:
-        """The holder's channel; a lost holder is replaced, and its leases are lost."""
-        async with self._starting:
-            if self._channel is not None and self._channel.lost:
-                self._leases.lose()
-                self._channel = None
-            if self._channel is None:
-                channel, greeting = await _start()
-                self._channel = channel
-                self._abilities = _abilities(greeting)
-            return self._channel
+        """The channel of a holder that greeted; a lost one is replaced, and its leases are lost."""
+        if self._channel is not None and self._channel.lost:
+            self._leases.lose()
+            self._channel = None
+        if self._channel is None:
+            self._channel = _start()
+        channel = self._channel
+        greeting = (await _greeting(channel)).head
+        if "error" in greeting:
+            channel.close()
+            what, next_step = _ADVICE[greeting["stage"]]
+            raise IsolationError(f"{what} ({greeting['error']}).", next_step=next_step)
+        return channel
 
     def stats(self) -> LeaseStats:
         """Numbers of leases."""
@@ -320,12 +320,8 @@ def _answer(frame: wire.Frame) -> wire.Frame:
 # --- starting and describing ------------------------------------------------------------------
 
 
-async def _start() -> tuple[Channel, Mapping[str, Any]]:
-    """A holder and its greeting.
-
-    Raises:
-        IsolationError: this machine cannot contain anything. SandboxError: it did not start.
-    """
+def _start() -> Channel:
+    """A channel to a holder that has been told what it needs."""
     start = functools.partial(
         child.spawn,
         "posttrain.sandbox.keeper",
@@ -334,16 +330,13 @@ async def _start() -> tuple[Channel, Mapping[str, Any]]:
         variables={},
     )
     channel = Channel(start, name="the holder of the sandboxes")
-    try:
-        await channel.send(-1, {"candidates": _candidates(), "uid": spec.UNPRIVILEGED_ID})
-        greeting = (await asyncio.wrap_future(channel.greeting)).head
-        if "error" in greeting:
-            what, next_step = _ADVICE[greeting["stage"]]
-            raise IsolationError(f"{what} ({greeting['error']}).", next_step=next_step)
-    except BaseException:
-        channel.close()
-        raise
-    return channel, greeting
+    channel.post({"candidates": _candidates(), "uid": spec.UNPRIVILEGED_ID})
+    return channel
+
+
+async def _greeting(channel: Channel) -> wire.Frame:
+    """What the holder said first; every waiter may be cancelled without harm to the others."""
+    return await asyncio.shield(asyncio.wrap_future(channel.greeting))
 
 
 def _candidates() -> list[dict[str, Any]]:

@@ -1,0 +1,217 @@
+"""Sandboxes without processes, for tests of the parts that use them.
+
+A dictionary of files and a script: what each command does is written by the test. The one thing
+that must stay true: it keeps the contract of `core.ports` (closed sandboxes fail, sealed files stay
+readable, everything let go is counted), so that a test passed here is not passed by luck.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from posttrain.core.errors import IsolationError, SandboxError, UsageError
+from posttrain.core.ports import ExecResult, Sandbox, Sealed
+from posttrain.core.task import Environment, Isolation
+from posttrain.sandbox.leases import Leases, LeaseState, LeaseStats
+from posttrain.sandbox.spec import workspace_parts
+
+_NOT_FOUND = 127
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Executed:
+    """One command a scripted sandbox was given, with the files it may read and change."""
+
+    argv: tuple[str, ...]
+    stdin: bytes
+    timeout_s: float
+    files: dict[str, bytes]
+    """The workspace, by relative path; changes are kept."""
+    artefacts: Mapping[str, bytes]
+    """What is mounted at `/artefacts`; empty where nothing is."""
+
+    @property
+    def line(self) -> str:
+        """The command as one shell line; of `sh -c LINE` and `bash -c LINE` just the line."""
+        if len(self.argv) == 3 and self.argv[0].endswith("sh") and self.argv[1].startswith("-"):
+            return self.argv[2]
+        return shlex.join(self.argv)
+
+
+Script = Callable[[Executed], ExecResult]
+
+
+def answers(results: Mapping[str, ExecResult | SandboxError]) -> Script:
+    """A script that answers known lines; an unknown one is "not found", as in a shell.
+
+    >>> script = answers({"echo hi": ExecResult(exit_code=0, stdout="hi", stderr="")})
+    >>> done = dict(stdin=b"", timeout_s=1.0, files={}, artefacts={})
+    >>> script(Executed(argv=("sh", "-c", "echo hi"), **done)).stdout
+    'hi'
+    """
+
+    def script(command: Executed) -> ExecResult:
+        result = results.get(command.line)
+        if isinstance(result, SandboxError):
+            raise result
+        if result is None:
+            text = f"{command.argv[0]}: not found in the script\n"
+            return ExecResult(exit_code=_NOT_FOUND, stdout="", stderr=text)
+        return result
+
+    return script
+
+
+class ScriptedSandboxes:
+    """A source of scripted sandboxes (`core.ports.Sandboxes`).
+
+    `failures` are raised by the first leases, one each; `executed` is every command so far.
+    """
+
+    def __init__(
+        self,
+        script: Script | None = None,
+        *,
+        failures: Sequence[SandboxError] = (),
+        isolation: Isolation = Isolation.NAMESPACE,
+    ) -> None:
+        self.executed: list[Executed] = []
+        self.script = script or answers({})
+        self._failures = list(failures)
+        self._isolation = isolation
+        self._leases = Leases()
+
+    @property
+    def isolation(self) -> Isolation:
+        """As the test wants it."""
+        return self._isolation
+
+    def lease(
+        self, environment: Environment, *, beside: Sealed | None = None
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        """As the port says."""
+        if environment.isolation.rank > self.isolation.rank:
+            raise IsolationError(
+                f"the task requires isolation '{environment.isolation}', the script gives "
+                f"'{self.isolation}'."
+            )
+        return self._lease(environment, beside)
+
+    @contextlib.asynccontextmanager
+    async def _lease(
+        self, environment: Environment, beside: Sealed | None
+    ) -> AsyncIterator[Sandbox]:
+        if self._failures:
+            raise self._failures.pop(0)
+        if beside is not None and not isinstance(beside, ScriptedSealed):
+            raise UsageError(f"wanted a workspace sealed by this source, got {beside!r}.")
+        artefacts = dict(beside.files) if beside is not None else {}
+        sandbox = ScriptedSandbox(self, self._leases, environment, artefacts)
+        try:
+            for command in environment.setup:
+                if (await sandbox.exec(("/bin/sh", "-c", command))).exit_code != 0:
+                    raise SandboxError(f"set-up {command!r} failed.")
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+    def stats(self) -> LeaseStats:
+        """Numbers of leases."""
+        return self._leases.stats()
+
+    def check(self) -> None:
+        """Invariants."""
+        self._leases.check()
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
+
+class _Held:
+    """What a scripted lease and its sealed form share."""
+
+    def __init__(self, name: str, leases: Leases, files: dict[str, bytes]) -> None:
+        self.name = name
+        self.files = files
+        self._leases = leases
+
+    async def read(self, path: str, *, max_bytes: int) -> bytes | None:
+        """As the port says."""
+        if self._leases.state(self.name) is LeaseState.CLOSED:
+            raise SandboxError(f"sandbox {self.name} is closed.")
+        try:
+            data = self.files.get("/".join(workspace_parts(path)))
+        except UsageError:
+            return None
+        return None if data is None else data[:max_bytes]
+
+    def _let_go(self) -> None:
+        if self._leases.state(self.name) is not LeaseState.CLOSED:
+            self._leases.move(self.name, LeaseState.CLOSED)
+
+
+class ScriptedSealed(_Held):
+    """A sealed dictionary of files."""
+
+    async def close(self) -> None:
+        """As the port says."""
+        self._let_go()
+
+
+class ScriptedSandbox(_Held):
+    """A dictionary of files and the source's script."""
+
+    def __init__(
+        self,
+        source: ScriptedSandboxes,
+        leases: Leases,
+        environment: Environment,
+        artefacts: Mapping[str, bytes],
+    ) -> None:
+        files = {
+            "/".join(workspace_parts(path)): text.encode()
+            for path, text in environment.files.items()
+        }
+        super().__init__(leases.add(), leases, files)
+        self._source = source
+        self._environment = environment
+        self._artefacts = artefacts
+
+    def _ensure_open(self) -> None:
+        if self._leases.state(self.name) is not LeaseState.OPEN:
+            raise SandboxError(f"sandbox {self.name} is not open.")
+
+    async def exec(
+        self, argv: Sequence[str], *, timeout_s: float | None = None, stdin: bytes = b""
+    ) -> ExecResult:
+        """What the script says."""
+        self._ensure_open()
+        command = Executed(
+            argv=tuple(argv),
+            stdin=stdin,
+            timeout_s=self._environment.exec_timeout_s if timeout_s is None else timeout_s,
+            files=self.files,
+            artefacts=self._artefacts,
+        )
+        self._source.executed.append(command)
+        return self._source.script(command)
+
+    async def write(self, path: str, data: bytes) -> None:
+        """As the port says."""
+        self._ensure_open()
+        self.files["/".join(workspace_parts(path))] = data
+
+    async def seal(self) -> ScriptedSealed:
+        """As the port says."""
+        self._ensure_open()
+        self._leases.move(self.name, LeaseState.SEALED)
+        return ScriptedSealed(self.name, self._leases, dict(self.files))
+
+    async def close(self) -> None:
+        """As the port says; what was sealed belongs to its `Sealed`."""
+        if self._leases.state(self.name) is not LeaseState.SEALED:
+            self._let_go()
