@@ -1,0 +1,1 @@
+"""Measurements: one module a name, each with `main(quick: bool) -> dict`."""
