@@ -128,6 +128,16 @@ class Rewound(LedgerEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated(LedgerEvent):
+    """The suite was run at a named point of the run (`base`, `sft`, `rl`), after `step`."""
+
+    kind: ClassVar[str] = "evaluated"
+    point: str
+    step: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Labelled(LedgerEvent):
     """A person's judgement of an attempt."""
 
@@ -158,7 +168,7 @@ LEDGER_EVENTS: Mapping[str, type[LedgerEvent]] = {
     event.kind: event
     for event in (
         Started, Drawn, Entered, Finished, Trained, Dropped, Published,
-        Saved, Rewound, Labelled, Controlled, Ended,
+        Saved, Rewound, Evaluated, Labelled, Controlled, Ended,
     )
 }  # fmt: skip
 

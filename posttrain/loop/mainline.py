@@ -1,0 +1,93 @@
+"""Carrying out what concerns the weights: train, publish, save, evaluate; one at a time.
+
+It chooses nothing. The one thing that must stay true: the ledger says what a step trained before
+the weights it made are handed on, and a checkpoint is named there only once it is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from posttrain.core import events
+from posttrain.core.ports import Example, StepReport
+from posttrain.core.trajectory import Group
+from posttrain.loop import moves
+from posttrain.loop.book import Book
+from posttrain.loop.moves import Evaluate, Event, Phase, Publish, Save, Train
+from posttrain.loop.parts import Parts
+from posttrain.loop.telemetry import Telemetry
+
+
+class Mainline:
+    """The weights' side of a run."""
+
+    def __init__(self, parts: Parts, book: Book, telemetry: Telemetry) -> None:
+        self._parts = parts
+        self._book = book
+        self._telemetry = telemetry
+
+    async def train(self, instruction: Train, groups: Sequence[Group]) -> Event:
+        """Make a step and account for it.
+
+        Raises:
+            NonFiniteError: a loss or gradient was not finite; no weight changed, and the attempts
+                stay pending.
+        """
+        report = await self._step(instruction, groups)
+        changed = report.loss is not None
+        version = instruction.version if changed else self._book.past.lineage.current
+        keys = tuple(key for batch in instruction.batches for key in batch.keys)
+        self._book.write(events.Trained(step=instruction.step, version=version, keys=keys))
+        self._book.note("step", self._telemetry.step(instruction, groups, report))
+        if not changed:
+            self._book.sync()
+        return moves.StepDone(changed=changed)
+
+    async def publish(self, instruction: Publish) -> Event:
+        """Hand the new weights on."""
+        self._book.published(instruction)
+        self._book.sync()
+        for sink in self._parts.sinks:
+            await sink.publish(version=instruction.version, parent=instruction.parent)
+        return moves.Published()
+
+    async def save(self, instruction: Save) -> Event:
+        """Write a checkpoint, name it in the ledger, and let older ones go.
+
+        Raises:
+            CheckpointError: it could not be written; earlier ones are untouched.
+        """
+        path = self._parts.checkpoints.place(instruction.step)
+        extra = {
+            "step": instruction.step,
+            "version": instruction.version,
+            "next_draw": instruction.next_draw,
+            "rl_active_s": self._telemetry.rl_active_s,
+        }
+        await self._parts.trainer.save(path, extra=extra)
+        self._book.saved(instruction, path.relative_to(self._parts.directory).as_posix())
+        self._book.sync()
+        self._parts.checkpoints.retire(instruction.step)
+        self._book.note("saved", {"step": instruction.step, "message": f"saved {path.name}"})
+        self._telemetry.mark()
+        return moves.Saved()
+
+    async def evaluate(self, instruction: Evaluate) -> Event:
+        """Run the suite; the result is in the journal before the ledger calls it done."""
+        self._book.tell(f"evaluating ({instruction.point})")
+        past = self._book.past
+        version = past.lineage.current
+        await self._parts.evaluate(instruction.point, version)
+        self._book.write(
+            events.Evaluated(point=instruction.point, step=past.account.step, version=version)
+        )
+        self._book.sync()
+        self._telemetry.mark()
+        return moves.Evaluated(point=instruction.point)
+
+    async def _step(self, instruction: Train, groups: Sequence[Group]) -> StepReport:
+        if instruction.phase is Phase.RL:
+            return await self._parts.trainer.rl_step(groups)
+        rows = [row for group in groups for member in group.members for row in member.rows]
+        examples = [Example(row=row) for row in rows if row.num_trained]
+        return await self._parts.trainer.sft_step(examples)

@@ -1,0 +1,102 @@
+"""What a ledger says happened: the account, the lineage, and where a run may go on.
+
+A fold over events; it reads no file and repairs nothing. The one thing that must stay true: the
+same events give the same past, whatever process asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from posttrain.core import events
+from posttrain.core.trajectory import AttemptKey
+from posttrain.loop.moves import Pending, Phase, Position
+from posttrain.schedule.account import Account, Status
+from posttrain.schedule.staleness import Lineage
+
+QUARANTINE = "quarantine"
+"""`Controlled.action` under which a quarantine is kept."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Past:
+    """The state that a run's ledger amounts to."""
+
+    run: str = ""
+    config_sha256: str = ""
+    account: Account = field(default_factory=Account)
+    lineage: Lineage = field(default_factory=Lineage)
+    draws: dict[int, events.Drawn] = field(default_factory=dict)
+    saved: list[events.Saved] = field(default_factory=list)
+    """Checkpoints of the surviving lineage, oldest first."""
+    evaluated: list[events.Evaluated] = field(default_factory=list)
+    quarantined: set[str] = field(default_factory=set)
+    starts: int = 0
+    """How often the run was started or resumed."""
+
+    def apply(self, event: events.LedgerEvent) -> None:
+        """Fold one event.
+
+        Raises:
+            IllegalTransitionError: it does not follow from what came before.
+        """
+        self.account.apply(event)
+        match event:
+            case events.Started():
+                self.run, self.config_sha256 = event.run, event.config_sha256
+                self.starts += 1
+            case events.Drawn():
+                self.draws[event.draw] = event
+            case events.Published():
+                self.lineage.publish(event.version, parent=event.parent)
+            case events.Saved():
+                self.saved = [one for one in self.saved if one.step != event.step] + [event]
+            case events.Evaluated():
+                self.evaluated.append(event)
+            case events.Rewound():
+                self.lineage.rewind(event.version)
+                self.saved = [one for one in self.saved if one.step <= event.step]
+                self.evaluated = [one for one in self.evaluated if one.step <= event.step]
+            case events.Controlled(action=action) if action == QUARANTINE:
+                self.quarantined.add(str(event.arguments["domain"]))
+            case _:
+                pass
+
+    def position(self) -> Position:
+        """Where the run goes on: behind the last step, with every draw that is not settled."""
+        return Position(
+            step=self.account.step,
+            next_draw=max(self.draws, default=-1) + 1,
+            pending=tuple(
+                Pending(draw=draw.draw, phase=Phase(draw.phase), domain=draw.domain)
+                for draw in self.draws.values()
+                if not self._is_settled(draw)
+            ),
+            evaluated=frozenset(one.point for one in self.evaluated),
+            quarantined=frozenset(self.quarantined),
+        )
+
+    def statuses(self, draw: int) -> Mapping[AttemptKey, Status | None]:
+        """Where each attempt of a draw stands; None: it never entered."""
+        drawn = self.draws[draw]
+        keys = [AttemptKey(run=self.run, draw=draw, member=m) for m in range(drawn.size)]
+        attempts = {key: self.account.attempt(key.hex) for key in keys}
+        return {key: a.status if a is not None else None for key, a in attempts.items()}
+
+    def _is_settled(self, draw: events.Drawn) -> bool:
+        settled = (Status.TRAINED, Status.DROPPED)
+        return all(status in settled for status in self.statuses(draw.draw).values())
+
+
+def fold(ledger: Iterable[events.LedgerEvent]) -> Past:
+    """The past of a whole ledger.
+
+    Raises:
+        LedgerError: it cannot be read.
+        IllegalTransitionError: its events contradict one another.
+    """
+    past = Past()
+    for event in ledger:
+        past.apply(event)
+    return past

@@ -1,0 +1,61 @@
+"""Beginning a run, or going on with one: from what its ledger says to a driver that is ready.
+
+It repairs nothing and guesses nothing. The one thing that must stay true: the weights a resumed
+run goes on with are those of the checkpoint that its `rewound` event names.
+"""
+
+from __future__ import annotations
+
+from posttrain.core import events
+from posttrain.core.errors import CheckpointError
+from posttrain.loop.book import Book
+from posttrain.loop.driver import Driver
+from posttrain.loop.moves import LoopPlan
+from posttrain.loop.parts import Parts
+from posttrain.loop.past import Past
+
+
+async def prepare(parts: Parts, plan: LoopPlan, past: Past, *, config_sha256: str) -> Driver:
+    """A driver for the run whose past this is (an empty one: a new run).
+
+    A resumed run goes back to the newest checkpoint of its surviving weights that reads back
+    whole. Where a newer one does not, that is said aloud; where none does, nothing is begun.
+
+    Raises:
+        CheckpointError: there are checkpoints and none of them can be read.
+        LedgerError: the ledger cannot be written.
+    """
+    book = Book(parts.records, past)
+    resumed, before = past.starts > 0, past.config_sha256
+    book.write(events.Started(run=parts.run, config_sha256=config_sha256, resumed=resumed))
+    if not resumed:
+        book.sync()
+        return Driver(parts, plan, past)
+    if before != config_sha256:
+        book.warn("The configuration differs from the one this run was last started with.")
+    rl_active_s = await _rewind(parts, book)
+    book.sync()
+    return Driver(parts, plan, past, rl_active_s=rl_active_s)
+
+
+async def _rewind(parts: Parts, book: Book) -> float:
+    """Load the newest good checkpoint; returns the time the RL phase had taken by then."""
+    past, damaged = book.past, []
+    for saved in reversed(past.saved):
+        try:
+            extra = await parts.trainer.load(parts.directory / saved.path)
+        except CheckpointError as error:
+            damaged.append(error)
+            book.warn(f"Checkpoint {saved.path} is left out: {error.message}")
+            continue
+        book.write(events.Rewound(step=saved.step, version=saved.version))
+        for sink in parts.sinks:
+            await sink.publish(version=saved.version, parent=past.lineage.parent)
+        return float(extra["rl_active_s"])
+    if damaged:
+        raise CheckpointError(
+            f"None of the {len(damaged)} checkpoints of this run can be read: {damaged[0].message}",
+            f"restore {parts.directory / 'checkpoints'} from a copy, or start a new run.",
+        )
+    book.write(events.Rewound(step=0, version=0))
+    return 0.0
