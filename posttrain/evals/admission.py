@@ -13,21 +13,24 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from posttrain.core import codec, seeds
+from posttrain.core import codec
 from posttrain.core.errors import DomainError
 from posttrain.core.ports import AttemptRequest, Clock, Verifier
 from posttrain.core.task import Oracle, OracleTurn, Task
 from posttrain.core.trajectory import AttemptKey, Sampling, Trajectory
 from posttrain.core.verdict import Outcome
+from posttrain.domains.mixture import Key
+from posttrain.domains.supply import Supply
 from posttrain.evals.metrics import PASS_REWARD, Constant
-from posttrain.evals.suite import Source, spoken
-from posttrain.observe.statistics import quantile
+from posttrain.evals.suite import spoken
 from posttrain.rollout.group import Groups
 from posttrain.rollout.oracle import Executors, OracleExecutor
 from posttrain.rollout.render import Renderer
 from posttrain.verify import answers
 
 ORACLE = "oracle"
+MAX_TOLD = 5
+"""Cases that a report names of each kind of failure."""
 JUNK: Mapping[str, str] = {
     "empty": "",
     "blank": " \n\t",
@@ -72,12 +75,12 @@ class Admission:
     distinct: int
     """Tasks that differ in what the policy reads."""
     probes: tuple[Probe, ...] = ()
-    differing: tuple[str, ...] = ()
-    """Tasks that came out different in a second process; at most five."""
+    problems: tuple[str, ...] = ()
+    """What breaks the contract of domains, as sentences; at most five."""
     constant: Constant | None = None
     """The most frequent gold answer and its share of the tasks; answer domains only."""
     make_s: float = 0.0
-    """95 % quantile of the time to make a task, seconds."""
+    """Mean time to make a task with its reference solution, seconds."""
     judge_s: float = 0.0
     """Mean time to play and judge an oracle, seconds."""
     error: str = ""
@@ -87,7 +90,7 @@ class Admission:
     def reasons(self) -> tuple[str, ...]:
         """Why it is not admitted; () where it is."""
         found = [self.error] if self.error else []
-        found += [f"{task} differs between two processes" for task in self.differing]
+        found += self.problems
         for probe in self.probes:
             found += [f"{probe.name}: {text}" for text in (*probe.wrong, *probe.errors)]
         if not self.error and ORACLE not in {probe.name for probe in self.probes}:
@@ -104,49 +107,47 @@ class Examiner:
     """Examines domains."""
 
     def __init__(
-        self, source: Source, other: Source, verifier: Verifier, clock: Clock, *, play: Play
+        self, supply: Supply, other: Supply, verifier: Verifier, clock: Clock, *, play: Play
     ) -> None:
         """`other` makes the same tasks in processes of its own; `play` carries out tool tasks."""
-        self._source = source
+        self._supply = supply
         self._other = other
         self._verifier = verifier
         self._clock = clock
         self._play = play
 
-    async def examine(
-        self, domain: str, *, levels: Sequence[int], per_level: int = 4, seed: int = 0
-    ) -> Admission:
-        """The report on a domain, over `per_level` tasks of each level."""
-        named = [
-            (seeds.hashed("admission", seed, domain, level, number), level)
-            for level in levels
-            for number in range(per_level)
-        ]
+    async def examine(self, keys: Sequence[Key], *, per_level: int = 4, seed: int = 0) -> Admission:
+        """The report on one domain, over `per_level` tasks of each of its keys."""
+        domain = keys[0].domain
+        assert {key.domain for key in keys} == {domain}, "one report is about one domain"
         try:
-            return await self._examine(domain, named)
+            return await self._examine(domain, keys, range(per_level), seed)
         except DomainError as error:
-            return Admission(domain=domain, tasks=len(named), distinct=0, error=str(error))
+            return Admission(domain=domain, tasks=0, distinct=0, error=str(error))
 
-    async def _examine(self, domain: str, named: Sequence[tuple[int, int]]) -> Admission:
-        tasks, make_s = [], []
-        for own_seed, level in named:
-            started_s = self._clock.now_s()
-            tasks.append(await self._source.task(domain, seed=own_seed, level=level))
-            make_s.append(self._clock.now_s() - started_s)
-        oracles = [await self._source.oracle(task) for task in tasks]
+    async def _examine(
+        self, domain: str, keys: Sequence[Key], numbers: range, seed: int
+    ) -> Admission:
+        tasks: list[Task] = []
+        oracles: list[Oracle] = []
         started_s = self._clock.now_s()
+        for key in keys:
+            made = await self._supply.drawn(key, root_seed=seed, numbers=numbers)
+            tasks += made
+            oracles += await self._supply.oracles(key, made)
+        made_s = self._clock.now_s()
         probes = [await self._probe(ORACLE, tasks, oracles, deserved=1.0)]
-        judge_s = (self._clock.now_s() - started_s) / max(1, len(tasks))
+        judged_s = self._clock.now_s()
         probes += await self._undeserving(tasks, oracles)
         return Admission(
             domain=domain,
             tasks=len(tasks),
             distinct=len({task.content_key for task in tasks}),
             probes=tuple(probes),
-            differing=await self._differing(tasks, oracles),
+            problems=await self._problems(keys, tasks, oracles, seed, numbers),
             constant=_constant(tasks, oracles),
-            make_s=quantile(make_s, 0.95) if make_s else 0.0,
-            judge_s=judge_s,
+            make_s=(made_s - started_s) / max(1, len(tasks)),
+            judge_s=(judged_s - made_s) / max(1, len(tasks)),
         )
 
     async def _undeserving(self, tasks: Sequence[Task], oracles: Sequence[Oracle]) -> list[Probe]:
@@ -181,8 +182,8 @@ class Examiner:
             name=name,
             tried=len(tasks),
             paid=math.fsum(paid),
-            wrong=tuple(wrong[:5]),
-            errors=tuple(dict.fromkeys(errors))[:5],
+            wrong=tuple(wrong[:MAX_TOLD]),
+            errors=tuple(dict.fromkeys(errors))[:MAX_TOLD],
         )
 
     async def _earned(self, task: Task, oracle: Oracle) -> tuple[float | None, str]:
@@ -194,14 +195,26 @@ class Examiner:
         outcome = trajectory.outcome or Outcome.INFRA_FAILED
         return trajectory.reward, f"{outcome.value}: {trajectory.error or 'without a message'}"
 
-    async def _differing(self, tasks: Sequence[Task], oracles: Sequence[Oracle]) -> tuple[str, ...]:
-        found = []
-        for task, oracle in zip(tasks, oracles, strict=True):
-            again = await self._other.task(task.domain, seed=task.seed, level=task.level)
-            same = codec.to_json(again) == codec.to_json(task)
-            if not same or await self._other.oracle(again) != oracle:
-                found.append(task.id)
-        return tuple(found[:5])
+    async def _problems(
+        self, keys: Sequence[Key], tasks: Sequence[Task], oracles: Sequence[Oracle],
+        seed: int, numbers: range,
+    ) -> tuple[str, ...]:  # fmt: skip
+        """What breaks the contract of domains, in one process and between two."""
+        found: list[str] = []
+        again: list[Task] = []
+        solved: list[Oracle] = []
+        for key in keys:
+            own = [task.seed for task in tasks if task.level == key.level]
+            found += await self._supply.problems(key, own)
+            made = await self._other.drawn(key, root_seed=seed, numbers=numbers)
+            again += made
+            solved += await self._other.oracles(key, made)
+        for one, other in zip(
+            zip(tasks, oracles, strict=True), zip(again, solved, strict=True), strict=True
+        ):
+            if codec.to_json(one[0]) != codec.to_json(other[0]) or one[1] != other[1]:
+                found.append(f"{one[0].id} differs between two processes")
+        return tuple(dict.fromkeys(found))[:MAX_TOLD]
 
 
 def _equal(gold: str, text: str) -> bool:

@@ -18,8 +18,10 @@ from typing import Protocol
 
 from posttrain.core import codec
 from posttrain.core.ports import AttemptRequest, Clock, Verifier
-from posttrain.core.task import Lane, Oracle, Task
+from posttrain.core.task import Lane, Task
 from posttrain.core.trajectory import AttemptKey, Sampling, Trajectory, Turn
+from posttrain.domains.mixture import Key, shared_content
+from posttrain.domains.supply import Supply
 from posttrain.evals import metrics
 from posttrain.evals.metrics import Constant, Evaluation, Result
 from posttrain.evals.registry import Registry
@@ -32,26 +34,6 @@ CANDIDATES = 3
 """Constant answers tried for each domain: its most frequent gold answers."""
 
 
-class Source(Protocol):
-    """Where tasks come from; a domain's code runs in killable workers, never here."""
-
-    async def heldout(self, domain: str, *, level: int, count: int) -> tuple[Task, ...]:
-        """Distinct held-out tasks, always the same ones first; fewer where there are fewer.
-
-        Raises:
-            DomainError: the domain raised, hung or broke its contract.
-        """
-        ...
-
-    async def task(self, domain: str, *, seed: int, level: int) -> Task:
-        """One task, as the domain makes it."""
-        ...
-
-    async def oracle(self, task: Task) -> Oracle:
-        """The reference solution."""
-        ...
-
-
 class Attempts(Protocol):
     """What makes attempts to their verdicts (`rollout.group.Groups`)."""
 
@@ -61,22 +43,12 @@ class Attempts(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
-    """What a suite takes from one domain."""
-
-    domain: str
-    levels: tuple[int, ...]
-    count: int
-    """Tasks in all, spread evenly over the levels."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
     """A fixed list of held-out tasks."""
 
     tasks: tuple[Task, ...]
-    missing: Mapping[str, int]
-    """Tasks a domain could not supply, by domain; a small question space has no more."""
+    golds: tuple[str, ...]
+    """Closing text of each task's reference solution."""
 
     @property
     def sha256(self) -> str:
@@ -85,31 +57,41 @@ class Suite:
         return hashlib.sha256(content.encode()).hexdigest()
 
 
-async def build(slices: Sequence[Slice], source: Source) -> Suite:
-    """The suite of the slices, without duplicates; a domain's levels share its count.
+async def build(
+    keys: Sequence[Key], *, per_domain: int, supply: Supply, root_seed: int = 0
+) -> Suite:
+    """The suite of the keys: `per_domain` held-out tasks of each domain, spread evenly over its
+    levels, no content twice in a domain. `root_seed` is no run's seed: runs share suites.
 
     Raises:
-        DomainError: a domain could not make its tasks.
+        DomainError: a domain raised, hung, or has fewer held-out tasks.
     """
     tasks: list[Task] = []
-    missing: dict[str, int] = {}
-    for part in slices:
-        taken = await _take(part, source)
-        tasks += taken
-        if len(taken) < part.count:
-            missing[part.domain] = part.count - len(taken)
-    return Suite(tasks=tuple(tasks), missing=missing)
+    golds: list[str] = []
+    for domain in dict.fromkeys(key.domain for key in keys):
+        own = [key for key in keys if key.domain == domain]
+        seen: set[str] = set()
+        for number, key in enumerate(own):
+            wanted = -(-(per_domain - len(seen)) // (len(own) - number))
+            taken = await _take(key, wanted, seen, supply, root_seed)
+            seen |= {shared_content(task) for task in taken}
+            oracles = await supply.oracles(key, taken)
+            tasks += taken
+            golds += [oracle.turns[-1].text for oracle in oracles]
+    return Suite(tasks=tuple(tasks), golds=tuple(golds))
 
 
-async def _take(part: Slice, source: Source) -> list[Task]:
-    taken: dict[str, Task] = {}
-    for index, level in enumerate(part.levels):
-        levels_left = len(part.levels) - index
-        wanted = -(-(part.count - len(taken)) // levels_left)
-        pool = await source.heldout(part.domain, level=level, count=wanted + len(taken))
-        fresh = [task for task in pool if task.content_key not in taken]
-        taken |= {task.content_key: task for task in fresh[:wanted]}
-    return list(taken.values())
+async def _take(
+    key: Key, wanted: int, seen: set[str], supply: Supply, root_seed: int
+) -> list[Task]:
+    """The first `wanted` held-out tasks of a key whose content was not seen at other levels."""
+    count = wanted
+    while True:
+        pool = await supply.pool(key, root_seed=root_seed, count=count)
+        fresh = [task for task in pool if shared_content(task) not in seen]
+        if len(fresh) >= wanted:
+            return fresh[:wanted]
+        count += wanted - len(fresh)
 
 
 # --- running one ------------------------------------------------------------------------------
@@ -124,7 +106,6 @@ class Evaluator:
         self,
         attempts: Attempts,
         verifier: Verifier,
-        source: Source,
         clock: Clock,
         *,
         registry: Registry | None = None,
@@ -132,7 +113,6 @@ class Evaluator:
     ) -> None:
         self._attempts = attempts
         self._verifier = verifier
-        self._source = source
         self._clock = clock
         self._registry = registry
         self._max_concurrent = max_concurrent
@@ -211,14 +191,14 @@ class Evaluator:
         if sha256 not in self._constants:
             found: dict[str, Constant] = {}
             for domain in dict.fromkeys(task.domain for task in suite.tasks):
-                tasks = [task for task in suite.tasks if task.domain == domain]
+                own = [n for n, task in enumerate(suite.tasks) if task.domain == domain]
+                tasks = [suite.tasks[n] for n in own]
                 if all(task.executor == "answer" for task in tasks):
-                    found[domain] = await self._best_constant(tasks)
+                    found[domain] = await self._best_constant(tasks, [suite.golds[n] for n in own])
             self._constants[sha256] = found
         return self._constants[sha256]
 
-    async def _best_constant(self, tasks: Sequence[Task]) -> Constant:
-        golds = [(await self._source.oracle(task)).turns[-1].text for task in tasks]
+    async def _best_constant(self, tasks: Sequence[Task], golds: Sequence[str]) -> Constant:
         best = Constant(text="", rate=0.0)
         for text, _ in Counter(golds).most_common(CANDIDATES):
             rate = await self._rate(text, tasks)

@@ -1,0 +1,176 @@
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from posttrain.core import codec, seeds
+from posttrain.core.clock import ManualClock
+from posttrain.core.errors import DomainError
+from posttrain.core.task import Check, Description, Environment, Oracle, OracleTurn, Task, ToolCall
+from posttrain.core.verdict import Component, Outcome, Place, Verdict
+from posttrain.domains.mixture import Key
+from posttrain.evals.admission import Admission, Examiner
+from posttrain.evals.suite import spoken
+from posttrain.verify.kinds import REPLY_KINDS, Tools
+from posttrain.verify.layers import Finding
+from posttrain.verify.stack import Stack
+
+
+async def paying_all(check, subject, tools):
+    return Finding(value=1.0)
+
+
+async def paying_substrings(check, subject, tools):
+    return Finding(value=float(check.params["answer"] in subject.reply))
+
+
+async def paying_a_little(check, subject, tools):
+    return Finding(value=0.01)
+
+
+async def raising(check, subject, tools):
+    raise RuntimeError("no scorer")
+
+
+KINDS = {**REPLY_KINDS, "all": paying_all, "substring": paying_substrings,
+         "little": paying_a_little, "raising": raising}  # fmt: skip
+
+
+class Source:
+    """Tasks that ask to repeat a number, judged by `kind`."""
+
+    def __init__(self, kind="exact", *, executor="answer", wobble=False, gold=None, fails=False,
+                 broken=()):  # fmt: skip
+        self.kind, self.executor, self.wobble = kind, executor, wobble
+        self.gold, self.fails, self.broken, self.made = gold, fails, broken, 0
+
+    async def drawn(self, key, *, root_seed, numbers):
+        if self.fails:
+            raise DomainError("domain 'x.repeat': task() raised ValueError: boom")
+        return [self.task(key, seeds.hashed(root_seed, key.level, number)) for number in numbers]
+
+    async def oracles(self, key, tasks):
+        return [self.oracle(task) for task in tasks]
+
+    async def problems(self, key, numbers):
+        return self.broken
+
+    def task(self, key, seed):
+        self.made += 1
+        gold = self.gold or str(seed % 1000 + 7)
+        note = f" ({self.made})" if self.wobble else ""
+        return Task(
+            domain=key.domain, level=key.level, seed=seed, executor=self.executor,
+            description=Description(objective=f"Repeat the one number {gold} to me{note}"),
+            checks=(Check(kind=self.kind, params={"answer": gold}),), private={"gold": gold},
+            environment=Environment() if self.executor == "tools" else None,
+        )  # fmt: skip
+
+    def oracle(self, task):
+        call = ToolCall(id="1", name="shell", arguments={"command": "true"})
+        calls = (OracleTurn(tool_calls=(call,)),) if task.executor == "tools" else ()
+        return Oracle(turns=(*calls, OracleTurn(text=task.private["gold"])))
+
+
+def examine(source, *, other=None, play=None, levels=(0, 1)):
+    clock = ManualClock()
+    stack = Stack(Tools(clock=clock), kinds=KINDS)
+    other = other or Source(source.kind, executor=source.executor, gold=source.gold)
+    examiner = Examiner(source, other, stack, clock, play=play)
+    keys = [Key(domain="x.repeat", level=level, reference="x.repeat") for level in levels]
+    return asyncio.run(examiner.examine(keys, per_level=3))
+
+
+def test_an_honest_domain_is_admitted():
+    report = examine(Source())
+    assert report.admitted, report.reasons
+    assert (report.tasks, report.distinct) == (6, 6)
+    names = {probe.name for probe in report.probes}
+    assert names == {"oracle", "echo", "empty", "blank", "junk", "zero", "punctuation", "refusal"}
+    assert codec.from_json(Admission, codec.to_json(report)) == report
+
+
+@pytest.mark.parametrize("kind", ["all", "little"])
+def test_a_verifier_that_pays_for_nothing_is_not_admitted(kind):
+    report = examine(Source(kind))
+    assert not report.admitted
+    assert {probe.name for probe in report.probes if not probe.passed} >= {"empty", "junk", "echo"}
+
+
+def test_a_scorer_that_pays_for_the_echoed_prompt_is_not_admitted():
+    report = examine(Source("substring"))
+    assert [probe.name for probe in report.probes if not probe.passed] == ["echo"]
+    assert "echo: x.repeat/0/" in report.reasons[0]
+
+
+def test_an_oracle_that_is_not_paid_in_full_is_not_admitted():
+    class Wrong(Source):
+        def oracle(self, task):
+            return Oracle(turns=(OracleTurn(text="nothing"),))
+
+    report = examine(Wrong(), other=Wrong())
+    assert [probe.name for probe in report.probes if not probe.passed] == ["oracle"]
+    assert "earned 0, deserves 1" in report.reasons[0]
+
+
+def test_a_verifier_that_raises_is_told_apart_from_a_wrong_one():
+    report = examine(Source("raising"))
+    oracle = report.probes[0]
+    assert oracle.wrong == ()
+    assert oracle.errors == ("raising: RuntimeError: no scorer",)
+    assert not report.admitted
+
+
+def test_junk_that_happens_to_be_right_is_not_held_against_a_domain():
+    report = examine(Source("numeric", gold="0.0"))
+    assert report.admitted, report.reasons
+    assert "zero" not in {probe.name for probe in report.probes}
+
+
+def test_tasks_that_differ_between_two_processes_are_not_admitted():
+    report = examine(Source(), other=Source(wobble=True))
+    assert len(report.problems) == 5
+    assert "differs between two processes" in report.reasons[0]
+
+
+def test_a_broken_contract_is_not_admitted():
+    assert examine(Source(broken=("the objective is empty",))).reasons == (
+        "the objective is empty",
+    )
+
+
+def test_a_domain_that_raises_gets_a_report_too():
+    report = examine(Source(fails=True))
+    assert report.reasons == ("domain 'x.repeat': task() raised ValueError: boom",)
+
+
+def test_the_most_frequent_gold_answer_is_reported():
+    constant = examine(Source(gold="12")).constant
+    assert constant is not None
+    assert (constant.text, constant.rate) == ("12", 1.0)
+
+
+@pytest.mark.parametrize(("idle_pays", "admitted"), [(0.0, True), (0.5, False)])
+def test_a_tool_domain_is_played_and_must_not_pay_for_doing_nothing(idle_pays, admitted):
+    played = []
+
+    async def play(task, oracle):
+        played.append(oracle)
+        worked = any(turn.tool_calls for turn in oracle.turns)
+        part = Component(name="s", place=Place.DETERMINISTIC, value=1.0 if worked else idle_pays)
+        return spoken(task, "").judged(Verdict(components=(part,)), Outcome.SCORED)
+
+    report = examine(Source("state", executor="tools"), play=play, levels=(0,))
+    assert report.admitted is admitted
+    assert {probe.name for probe in report.probes} == {"oracle", "echo", "nothing done", "junk"}
+    assert len(played) == 12
+    assert report.constant is None
+
+
+def test_a_sandbox_that_is_lost_is_an_error_of_the_examination():
+    async def play(task, oracle):
+        return replace(spoken(task, ""), outcome=Outcome.INFRA_FAILED, error="no sandbox")
+
+    report = examine(Source("state", executor="tools"), play=play)
+    assert report.probes[0].errors == ("infra_failed: no sandbox",)
+    assert not report.admitted
