@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from posttrain.core.errors import NonFiniteError
+from posttrain.train.optimizer import MasterAdamW
+from posttrain.train.settings import OptimizerSettings, learning_rate_at
+
+PLAN = OptimizerSettings(learning_rate=0.1, warmup_steps=0, clip_norm=1e9)
+
+
+def parameters(kind=torch.float32, seed=0):
+    chance = torch.Generator().manual_seed(seed)
+    shapes = {"a": (3, 4), "b": (5,)}
+    return {
+        name: torch.nn.Parameter(torch.randn(shape, generator=chance).to(kind))
+        for name, shape in shapes.items()
+    }
+
+
+def push(named, optimizer, factor=1.0):
+    """A gradient that depends on the parameters, added in two parts."""
+    for part in (0.25, 0.75):
+        sum((factor * part * p.float() ** 2).sum() for p in named.values()).backward()
+        optimizer.accumulate()
+
+
+def test_updates_equal_torchs_own_adamw():
+    ours, theirs = parameters(), parameters()
+    optimizer = MasterAdamW(ours.items())
+    reference = torch.optim.AdamW(theirs.values(), lr=0.1, betas=(0.9, 0.99), weight_decay=0.0)
+    for step in range(1, 5):
+        push(ours, optimizer)
+        optimizer.update(PLAN, step=step)
+        reference.zero_grad()
+        sum((p**2).sum() for p in theirs.values()).backward()
+        reference.step()
+    for name in ours:
+        assert torch.allclose(ours[name], theirs[name], atol=1e-6)
+
+
+def test_small_updates_survive_in_the_masters_of_bf16_parameters():
+    named = parameters(torch.bfloat16)
+    before = {name: p.detach().clone() for name, p in named.items()}
+    optimizer = MasterAdamW(named.items())
+    plan = OptimizerSettings(learning_rate=1e-4, warmup_steps=0)
+    push(named, optimizer)
+    optimizer.update(plan, step=1)
+    same = sum(int((named[n] == before[n]).sum()) for n in named)
+    assert same > 5  # below the spacing of bf16 most parameters look unchanged,
+    for step in range(2, 200):
+        push(named, optimizer)
+        optimizer.update(plan, step=step)
+    assert all(bool((named[n] != before[n]).any()) for n in named)  # and yet they add up
+
+
+def test_parameters_keep_their_storage():
+    named = parameters(torch.bfloat16)
+    places = {name: p.data_ptr() for name, p in named.items()}
+    optimizer = MasterAdamW(named.items())
+    push(named, optimizer)
+    optimizer.update(PLAN, step=1)
+    assert {name: p.data_ptr() for name, p in named.items()} == places
+
+
+def test_a_large_gradient_is_scaled_to_the_clip_norm():
+    named = parameters()
+    optimizer = MasterAdamW(named.items())
+    push(named, optimizer)
+    expected = torch.cat([2 * p.detach().flatten() for p in named.values()]).norm().item()
+    plan = OptimizerSettings(learning_rate=0.1, warmup_steps=0, clip_norm=expected / 4)
+    assert optimizer.update(plan, step=1) == pytest.approx(expected)
+    first = optimizer.state()["exp_avg"].norm().item()
+    assert first == pytest.approx(0.1 * expected / 4, rel=1e-5)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_changes_nothing(bad):
+    named = parameters()
+    optimizer = MasterAdamW(named.items())
+    push(named, optimizer)
+    optimizer.update(PLAN, step=1)
+    before = {name: value.clone() for name, value in optimizer.state().items()}
+    weights = {name: p.detach().clone() for name, p in named.items()}
+    push(named, optimizer, factor=bad)
+    with pytest.raises(NonFiniteError, match="no weight was changed"):
+        optimizer.update(PLAN, step=2)
+    assert all(torch.equal(value, before[name]) for name, value in optimizer.state().items())
+    assert all(torch.equal(p, weights[name]) for name, p in named.items())
+    push(named, optimizer)
+    assert optimizer.update(PLAN, step=2) > 0
+
+
+def test_a_restored_optimizer_goes_on_bit_for_bit():
+    first, second = parameters(), parameters(seed=9)
+    one, two = MasterAdamW(first.items()), MasterAdamW(second.items())
+    push(first, one)
+    one.update(PLAN, step=1)
+    two.restore({name: value.clone() for name, value in one.state().items()})
+    for named, optimizer in ((first, one), (second, two)):
+        push(named, optimizer)
+        optimizer.update(PLAN, step=2)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_learning_rates_by_hand():
+    def at(*steps, **changes):
+        plan = OptimizerSettings(learning_rate=1.0, **changes)
+        return [round(learning_rate_at(step, plan), 4) for step in steps]
+
+    assert at(1, 5, 6, 1000) == [0.2, 1.0, 1.0, 1.0]
+    assert at(1, 2, warmup_steps=0) == [1.0, 1.0]
+    cosine = dict(schedule="cosine", warmup_steps=0, total_steps=10, final_fraction=0.2)
+    assert at(5, 10, 99, **cosine) == [0.6, 0.2, 0.2]

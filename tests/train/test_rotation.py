@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import torch
+
+from posttrain.core.errors import CheckpointError, UsageError
+from posttrain.train import checkpoint
+from posttrain.train.rotation import latest, place, rotate, saved, sweep
+
+
+def save(folder, step, *, run="run", save_model=None):
+    def model(directory):
+        directory.mkdir(parents=True)
+        (directory / "config.json").write_text("{}")
+
+    content = checkpoint.Content(
+        tensors={"optimizer": {"masters": torch.zeros(3)}}, state={"run": run, "step": step}
+    )
+    for _ in checkpoint.write(place(folder, step), content, save_model=save_model or model):
+        pass
+
+
+def steps(folder, run="run"):
+    return [entry.step for entry in saved(folder, run=run)]
+
+
+def test_order_is_by_step_number_with_equal_times_BR_60(tmp_path):
+    for step in (1000, 90, 200):
+        save(tmp_path, step)
+        os.utime(place(tmp_path, step), (1, 1))
+    rotate(tmp_path, run="run", keep=2)
+    assert steps(tmp_path) == [200, 1000]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000200", "step-001000"]
+
+
+def test_steps_beyond_six_digits_still_sort_by_number(tmp_path):
+    for step in (999_999, 1_000_000, 2):
+        save(tmp_path, step)
+    assert steps(tmp_path) == [2, 999_999, 1_000_000]
+
+
+def test_a_high_step_of_another_run_neither_counts_nor_is_resumed_BR_60(tmp_path):
+    save(tmp_path, 5000, run="other")
+    save(tmp_path, 10)
+    assert rotate(tmp_path, run="run", keep=1) == ()
+    assert latest(tmp_path, run="run") == place(tmp_path, 10)
+    assert steps(tmp_path, run="other") == [5000]
+
+
+def test_a_failed_save_removes_nothing_BR_60(tmp_path):
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+
+    def failing(_):
+        raise OSError("disk full")
+
+    with pytest.raises(CheckpointError):
+        save(tmp_path, 3, save_model=failing)
+    assert steps(tmp_path) == [1, 2]
+    assert latest(tmp_path, run="run") == place(tmp_path, 2)
+
+
+@pytest.mark.parametrize("keep", [0, -1])
+def test_keeping_none_is_refused_BR_60(tmp_path, keep):
+    save(tmp_path, 1)
+    with pytest.raises(UsageError, match="at least 1"):
+        rotate(tmp_path, run="run", keep=keep)
+    assert steps(tmp_path) == [1]
+
+
+def test_the_pinned_best_survives_BR_60(tmp_path):
+    for step in (1, 2, 3, 4):
+        save(tmp_path, step)
+    rotate(tmp_path, run="run", keep=1, pinned=frozenset({2}))
+    assert steps(tmp_path) == [2, 4]
+
+
+def test_an_incomplete_checkpoint_is_not_the_latest(tmp_path):
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    file = place(tmp_path, 2) / "optimizer.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    (tmp_path / "step-000003").mkdir()
+    (tmp_path / "step-xyz").mkdir()
+    assert latest(tmp_path, run="run") == place(tmp_path, 1)
+    rotate(tmp_path, run="run", keep=1)
+    assert place(tmp_path, 2).exists()
+
+
+def test_no_checkpoint_is_no_latest(tmp_path):
+    assert latest(tmp_path / "absent", run="run") is None
+
+
+def test_what_a_killed_save_left_is_swept(tmp_path):
+    save(tmp_path, 1)
+    left = tmp_path / ".step-000002-abc"
+    left.mkdir()
+    (left / "part").write_text("x")
+    sweep(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000001"]
+
+
+def test_the_manifest_lists_every_file_with_size_and_hash(tmp_path):
+    save(tmp_path, 1)
+    folder = place(tmp_path, 1)
+    listed = json.loads((folder / "manifest.json").read_text())["files"]
+    there = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    assert set(listed) == there - {"manifest.json"}
+    assert all(len(entry["sha256"]) == 64 for entry in listed.values())
