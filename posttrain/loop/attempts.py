@@ -141,7 +141,9 @@ class Attempts:
 
     async def _make(self, group: _Group, *, fresh: bool) -> None:
         drawn = group.drawn
-        decision = Decision(domain=drawn.domain, level=drawn.level, seed=drawn.seed)
+        decision = Decision(
+            draw=drawn.draw, domain=drawn.domain, level=drawn.level, seed=drawn.seed
+        )
         try:
             group.task = await self._parts.tasks.task(decision)
         except DomainError as error:

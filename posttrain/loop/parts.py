@@ -30,6 +30,7 @@ from posttrain.loop.moves import Phase
 class Decision:
     """What a draw falls on."""
 
+    draw: int
     domain: str
     level: int
     seed: int
