@@ -1,0 +1,1 @@
+"""What is practised: domains, the catalogue of them, and the mixture a run draws from."""

@@ -1,0 +1,1 @@
+"""Foreign task sources, made to speak the unified description."""

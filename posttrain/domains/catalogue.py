@@ -1,0 +1,336 @@
+"""All known domains by name, and the functions over them that run in killable workers.
+
+Names come from an explicit table of families, from the entry-point group `posttrain.domains`, and
+from paths: `file.py:NAME` or a task set `file.toml`. Looking a name up imports no domain of others
+and reads no file. The one thing that must stay true: code of a domain runs only in the functions
+of the last section, which are called through `core.ports.Workers`, never in the loop's process.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import importlib
+import importlib.metadata
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, cast
+
+from posttrain.core import codec
+from posttrain.core.config import Settings
+from posttrain.core.errors import DomainError, PosttrainError, UsageError, nearest
+from posttrain.core.ports import Domain
+from posttrain.core.task import Json, Oracle, Task
+from posttrain.domains import files, mixture
+from posttrain.domains.domain import check_contract
+from posttrain.domains.mixture import Split
+from posttrain.domains.presets import FAMILY as PRESET_FAMILY
+from posttrain.domains.presets import PRESETS
+
+T = TypeVar("T")
+
+GROUP = "posttrain.domains"
+"""Entry-point group of domains that others ship: name → a domain, or a callable that makes one."""
+FAMILIES: Mapping[str, str] = {
+    "toy": "posttrain.domains.families.toy",
+    "terminal": "posttrain.domains.families.terminal",
+    "reasoning_gym": "posttrain.domains.adapters.reasoning_gym",
+}
+"""Family → its module, which has `LEVELS` (kind → number) and `domain(kind, name=…, params=…)`."""
+_SOURCES: Mapping[str, str] = {"reasoning_gym": "reasoning-gym"}
+
+
+class DomainSpec(Settings):
+    """One choice of domains in a configuration."""
+
+    name: str
+    """A catalogue name, a pattern (`reasoning_gym.*`), a path (`file.py:NAME`, `tasks.toml`); with
+    `source`, a new name for that source under its own parameters."""
+    levels: tuple[int, ...] = ()
+    """Levels to draw from; empty: all of them."""
+    weight: float = 1.0
+    """Share of the draws, relative to the others; each domain of a pattern has it."""
+    source: str = ""
+    """Catalogue name that is parameterised; '': none."""
+    params: dict[str, Any] | tuple[dict[str, Any], ...] = ()
+    """Parameters for `source`: one table, or one a level, easiest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One domain of the catalogue."""
+
+    name: str
+    family: str
+    source: str
+    """Where it comes from: `built in`, a package, or a path."""
+    levels: int | None
+    """None: known only once its code has run (`describe`, in a worker)."""
+    reference: Json
+    """What the worker functions take: a name, or a name with source and parameters."""
+
+
+class _Family(Protocol):
+    LEVELS: Mapping[str, int]
+
+    def domain(self, kind: str, *, name: str, params: Json = None) -> Domain: ...
+
+
+def _family(name: str) -> _Family:
+    return cast("_Family", importlib.import_module(FAMILIES[name]))
+
+
+# --- looking up -------------------------------------------------------------------------------
+
+
+def entries() -> tuple[Entry, ...]:
+    """Every named domain: families, presets, then those of other packages."""
+    return (*_built_in().values(), *_plugins())
+
+
+@functools.cache
+def _built_in() -> Mapping[str, Entry]:
+    found = [
+        Entry(
+            name=f"{family}.{kind}",
+            family=family,
+            source=_SOURCES.get(family, "built in"),
+            levels=levels,
+            reference=f"{family}.{kind}",
+        )
+        for family in FAMILIES
+        for kind, levels in sorted(_family(family).LEVELS.items())
+    ]
+    for kind, preset in PRESETS.items():
+        name = f"{PRESET_FAMILY}.{kind}"
+        found.append(
+            Entry(
+                name=name,
+                family=PRESET_FAMILY,
+                source=preset.source,
+                levels=len(preset.params),
+                reference=name,
+            )
+        )
+    return {entry.name: entry for entry in found}
+
+
+def _plugins() -> Iterator[Entry]:
+    for point in importlib.metadata.entry_points(group=GROUP):
+        package = point.dist.name if point.dist is not None else point.module
+        yield Entry(
+            name=point.name,
+            family=point.name.partition(".")[0],
+            source=package,
+            levels=None,
+            reference=point.name,
+        )
+
+
+def find(name: str) -> Entry:
+    """The domain of a name or path.
+
+    Raises:
+        UsageError: there is none; the message names the nearest.
+    """
+    if files.is_path(name):
+        return Entry(name=name, family="", source=name, levels=None, reference=name)
+    known = {entry.name: entry for entry in entries()}
+    if name not in known:
+        raise UsageError(
+            f"unknown domain {name!r}{nearest(name, known)}", "see `posttrain domains ls`"
+        )
+    return known[name]
+
+
+def matching(pattern: str) -> tuple[Entry, ...]:
+    """The domains of a name, path or pattern such as `terminal.*`, in catalogue order.
+
+    Raises:
+        UsageError: nothing matches.
+    """
+    if files.is_path(pattern) or not set("*?[") & set(pattern):
+        return (find(pattern),)
+    found = tuple(entry for entry in entries() if fnmatch.fnmatchcase(entry.name, pattern))
+    if not found:
+        families = ", ".join(sorted({f"{entry.family}.*" for entry in entries()}))
+        raise UsageError(f"no domain matches {pattern!r}.", f"use one of {families}")
+    return found
+
+
+def chosen(spec: DomainSpec) -> tuple[Entry, ...]:
+    """The domains one choice of a configuration stands for.
+
+    Raises:
+        UsageError: nothing matches, or parameters without a source.
+    """
+    if not spec.source:
+        if spec.params:
+            raise UsageError(
+                f"domain {spec.name!r} has params, but no source to apply them to.",
+                "set source to a catalogue name and give the domain a name of its own",
+            )
+        return matching(spec.name)
+    source = find(spec.source)
+    if spec.name in {entry.name for entry in entries()}:
+        raise UsageError(
+            f"domain {spec.name!r} is in the catalogue already.", "choose another name"
+        )
+    reference = {"name": spec.name, "source": spec.source, "params": codec.to_json(spec.params)}
+    return (
+        Entry(
+            name=spec.name,
+            family=source.family,
+            source=spec.source,
+            levels=None,
+            reference=reference,
+        ),
+    )
+
+
+# --- loading: only where domain code may run ----------------------------------------------------
+
+
+def load(reference: Json) -> Domain:
+    """The domain of a reference: a name or path, or `{"name", "source", "params"}`.
+
+    Raises:
+        UsageError: unknown name, or parameters the source does not take.
+        DomainError: its code raised while it was loaded.
+    """
+    return _load(json.dumps(reference, sort_keys=True))
+
+
+@functools.lru_cache(maxsize=1024)
+def _load(text: str) -> Domain:
+    reference = json.loads(text)
+    if isinstance(reference, Mapping):
+        name, source = str(reference["name"]), str(reference["source"])
+        params = reference["params"]
+        family, _, kind = source.partition(".")
+        if family not in FAMILIES:
+            raise UsageError(f"domain {source!r} takes no params.")
+        return _told(name, lambda: _family(family).domain(kind, name=name, params=params))
+    name = str(reference)
+    if files.is_path(name):
+        return _told(name, lambda: files.load(name))
+    family, _, kind = name.partition(".")
+    if family == PRESET_FAMILY and kind in PRESETS:
+        preset = PRESETS[kind]
+        tables = codec.to_json(preset.params)
+        return load({"name": name, "source": preset.source, "params": tables})
+    if name in _built_in():
+        return _family(family).domain(kind, name=name)
+    find(name)
+    (point, *_) = importlib.metadata.entry_points(group=GROUP, name=name)
+    return _told(name, lambda: files.made(point.load()))
+
+
+def _told(name: str, act: Callable[[], T]) -> T:
+    """The result of an act of a domain; what its code raises becomes a DomainError that names it.
+
+    Raises:
+        DomainError: it raised something that is not ours.
+    """
+    try:
+        return act()
+    except PosttrainError:
+        raise
+    except Exception as error:
+        raise DomainError(f"domain {name!r} raised {type(error).__name__}: {error}") from error
+
+
+# --- functions for workers: JSON in, JSON out ---------------------------------------------------
+
+
+def describe(reference: Json) -> Json:
+    """Name and number of levels, `{"name": …, "levels": …}`; or `{"refused": …}` where a person
+    asked for a file, name or parameter that is not there.
+    """
+    try:
+        domain = load(reference)
+    except UsageError as error:
+        return {"refused": str(error)}
+    return {"name": domain.name, "levels": domain.levels}
+
+
+def tasks(reference: Json, pairs: Sequence[tuple[int, int]]) -> list[Json]:
+    """The tasks of [seed, level] pairs.
+
+    Raises:
+        DomainError: the domain raised; the message names it, the seed and the level.
+    """
+    domain = load(reference)
+    return [codec.to_json(_task(domain, seed, level)) for seed, level in pairs]
+
+
+def oracles(reference: Json, given: Sequence[Json]) -> list[Json]:
+    """The reference solutions of tasks."""
+    domain = load(reference)
+    return [codec.to_json(_oracle(domain, codec.from_json(Task, one))) for one in given]
+
+
+def contract(reference: Json, pairs: Sequence[tuple[int, int]]) -> list[str]:
+    """What is wrong with the tasks of [seed, level] pairs, as sentences."""
+    domain = load(reference)
+    return [
+        f"{domain.name}, seed {seed}, level {level}: {problem}"
+        for seed, level in pairs
+        for problem in _told(
+            domain.name, functools.partial(check_contract, domain, seed=seed, level=level)
+        )
+    ]
+
+
+def pool(
+    reference: Json, level: int, root_seed: int, count: int, split: str, heldout_share: float
+) -> list[Json]:
+    """`count` tasks of a split (`train` or `heldout`) with no content twice, in a fixed order.
+
+    Raises:
+        DomainError: the domain raised, or has fewer distinct tasks (the message says how many).
+    """
+    domain = load(reference)
+    found = mixture.distinct(
+        lambda seed: _task(domain, seed, level),
+        key=mixture.Key(domain=domain.name, level=level, reference=reference),
+        root_seed=root_seed,
+        count=count,
+        split=Split(split),
+        heldout_share=heldout_share,
+    )
+    return [codec.to_json(task) for task in found]
+
+
+def drawn(
+    reference: Json, level: int, root_seed: int, numbers: Sequence[int], heldout_share: float
+) -> list[Json]:
+    """The training tasks of draw numbers at one level; none of them is held out.
+
+    Raises:
+        DomainError: the domain raised, or nearly all of its tasks are held out.
+    """
+    domain = load(reference)
+    key = mixture.Key(domain=domain.name, level=level, reference=reference)
+    return [
+        codec.to_json(
+            mixture.training_task(
+                lambda seed: _task(domain, seed, level),
+                key=key,
+                root_seed=root_seed,
+                number=number,
+                heldout_share=heldout_share,
+            )
+        )
+        for number in numbers
+    ]
+
+
+def _task(domain: Domain, seed: int, level: int) -> Task:
+    where = f"{domain.name} (seed {seed}, level {level})"
+    return _told(where, lambda: domain.task(seed, level))
+
+
+def _oracle(domain: Domain, task: Task) -> Oracle:
+    return _told(task.id, lambda: domain.oracle(task))

@@ -1,0 +1,1 @@
+"""Families of domains that are generated here."""

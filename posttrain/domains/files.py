@@ -1,0 +1,92 @@
+"""Domains of people's own files: `path.py:NAME`, and task sets in TOML or JSON.
+
+Runs in a killable worker, where code of others may run; only `is_path` is for everybody. The one
+thing that must stay true: an error names the file, what was wanted in it, and what came.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from posttrain.core.errors import UsageError, nearest
+from posttrain.core.ports import Domain
+from posttrain.domains import taskset
+
+_WANTED = ("name", "levels", "task", "oracle")
+
+
+def is_path(name: str) -> bool:
+    """Whether a domain name is a path: `file.py:NAME`, `tasks.toml`, `tasks.json`.
+
+    >>> is_path("examples/my_domain.py:AREA"), is_path("easy.gcd")
+    (True, False)
+    """
+    return ".py:" in name or name.endswith((".toml", ".json"))
+
+
+def load(name: str) -> Domain:
+    """The domain at a path.
+
+    Raises:
+        UsageError: no such file, no such name in it, or not a domain.
+    """
+    file, _, attribute = name.partition(".py:")
+    path = Path(f"{file}.py") if attribute else Path(name)
+    if not path.is_file():
+        raise UsageError(f"no file {str(path)!r} for the domain {name!r}.")
+    if not attribute:
+        return _task_set(path)
+    module = _module(path)
+    if not hasattr(module, attribute):
+        raise UsageError(f"{path} has no {attribute!r}{nearest(attribute, vars(module))}")
+    return made(getattr(module, attribute))
+
+
+def made(value: Any) -> Domain:
+    """The domain that a value is, or that it makes when called.
+
+    Raises:
+        UsageError: it lacks a part of the Domain protocol.
+    """
+    if isinstance(value, type) or (callable(value) and not hasattr(value, "task")):
+        value = value()
+    lacking = [part for part in _WANTED if not hasattr(value, part)]
+    if lacking:
+        raise UsageError(
+            f"wanted a domain with {', '.join(_WANTED)}; {value!r:.80} lacks {lacking}."
+        )
+    return cast("Domain", value)
+
+
+def _module(path: Path) -> ModuleType:
+    resolved = str(path.resolve())
+    name = f"posttrain_domain_{hashlib.sha256(resolved.encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, resolved)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _task_set(path: Path) -> Domain:
+    text = path.read_text(encoding="utf-8")
+    try:
+        tree = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{path} is no {path.suffix[1:].upper()}: {error}") from error
+    return taskset.read(tree, where=str(path))
