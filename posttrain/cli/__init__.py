@@ -1,0 +1,1 @@
+"""What a person types: one short file a command. Heavy parts are imported when a command runs."""

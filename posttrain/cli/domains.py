@@ -1,0 +1,150 @@
+"""`posttrain domains`: what can be practised, what one task looks like, and whether it is sound."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from posttrain.core.errors import RunError, UsageError
+
+if TYPE_CHECKING:
+    from posttrain.cli.example import Example
+    from posttrain.evals.admission import Admission
+
+app = typer.Typer(help="Task domains.", no_args_is_help=True, rich_markup_mode=None)
+
+SAMPLE = (
+    "reasoning_gym.basic_arithmetic",
+    "reasoning_gym.gcd",
+    "reasoning_gym.letter_counting",
+    "reasoning_gym.knights_knaves",
+    "reasoning_gym.sudoku",
+    "terminal.*",
+)
+"""What `check --sample` examines: quick, and one of each kind of checking."""
+
+
+@app.command("ls")
+def ls(
+    pattern: Annotated[str, typer.Argument(help="Such as terminal.*")] = "*",
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """List the domains of the catalogue."""
+    from posttrain.domains import catalogue
+
+    entries = catalogue.matching(pattern)
+    if as_json:
+        listed = [{"name": e.name, "levels": e.levels, "source": e.source} for e in entries]
+        typer.echo(json.dumps(listed, indent=2))
+        return
+    width = max(len(entry.name) for entry in entries)
+    for entry in entries:
+        levels = "levels ?" if entry.levels is None else f"levels 0–{entry.levels - 1}"
+        typer.echo(f"{entry.name:{width}}  {levels:12}  {entry.source}")
+    typer.echo(f"{len(entries)} domains")
+
+
+@app.command("show")
+def show(
+    name: Annotated[str, typer.Argument(help="A domain.")],
+    level: Annotated[int, typer.Option(help="Level of difficulty, 0 is the easiest.")] = 0,
+    draw: Annotated[int, typer.Option(help="Which task.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="The whole task as JSON.")] = False,
+) -> None:
+    """Show one task of a domain, as the policy reads it, with its reference solution."""
+    import asyncio
+
+    from posttrain.cli import example
+    from posttrain.core import codec
+
+    made = asyncio.run(example.make(name, level=level, draw=draw))
+    if as_json:
+        told = {"task": codec.to_json(made.task), "oracle": codec.to_json(made.oracle)}
+        typer.echo(json.dumps(told, indent=2))
+    else:
+        _print(made)
+
+
+def _print(example: Example) -> None:
+    task = example.task
+    described = task.description
+    typer.secho(f"{task.id}  (levels 0–{example.levels - 1}, executor {task.executor})", bold=True)
+    typer.echo(f"\nObjective\n{described.objective}")
+    if described.constraints:
+        typer.echo("\nConstraints")
+        for constraint in described.constraints:
+            typer.echo(f"- {constraint}")
+    if described.verification:
+        typer.echo(f"\nVerification\n{described.verification}")
+    for tool in described.tools:
+        typer.echo(f"\nTool {tool.name}: {tool.description}")
+    typer.echo("\nChecks (private)")
+    for check in task.checks:
+        typer.echo(f"- {check.kind}@{check.version}{' (gate)' if check.gate else ''}")
+    typer.echo("\nReference solution (private)")
+    for turn in example.oracle.turns:
+        for call in turn.tool_calls:
+            typer.echo(f"→ {call.name} {json.dumps(call.arguments, ensure_ascii=False)}")
+        if turn.text:
+            typer.echo(turn.text)
+
+
+@app.command("check")
+def check(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Domains, patterns or files.", show_default=False)
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every domain.")] = False,
+    sample: Annotated[bool, typer.Option("--sample", help="A fixed quick sample.")] = False,
+    per_level: Annotated[int, typer.Option(min=1, help="Tasks of each level.")] = 4,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON lines.")] = False,
+) -> None:
+    """Check domains: the oracle earns 1, replies that deserve nothing earn 0, tasks repeat."""
+    import asyncio
+
+    from posttrain.domains import catalogue
+
+    wanted = ["*"] if everything else [*(names or ()), *(SAMPLE if sample else ())]
+    if not wanted or (everything and (names or sample)):
+        raise UsageError(
+            "domains check wants names, or --all, or --sample.", "posttrain domains check --sample"
+        )
+    found = [entry for pattern in wanted for entry in catalogue.matching(pattern)]
+    entries = list({entry.name: entry for entry in found}.values())
+
+    async def run() -> list[str]:
+        from posttrain.cli import examination
+
+        refused = []
+        async for report in examination.examine(entries, per_level=per_level):
+            _tell(report, as_json=as_json)
+            if not report.admitted:
+                refused.append(report.domain)
+        return refused
+
+    refused = asyncio.run(run())
+    if refused:
+        listed = ", ".join(sorted(refused))
+        raise RunError(
+            f"{len(refused)} of {len(entries)} domains are not sound: {listed}.",
+            "posttrain domains show NAME shows a task of one.",
+        )
+    if not as_json:
+        typer.echo(f"all {len(entries)} domains are sound")
+
+
+def _tell(report: Admission, *, as_json: bool) -> None:
+    if as_json:
+        from posttrain.core import codec
+
+        told = {**codec.to_json(report), "admitted": report.admitted, "reasons": report.reasons}
+        typer.echo(json.dumps(told))
+        return
+    typer.secho("ok      " if report.admitted else "refused ", nl=False, bold=True,
+                fg="green" if report.admitted else "red")  # fmt: skip
+    constant = f", best constant {report.constant.rate:.2f}" if report.constant else ""
+    typer.echo(f"{report.domain}  ({report.tasks} tasks, {report.distinct} distinct{constant})")
+    for reason in report.reasons:
+        typer.echo(f"        {reason}")

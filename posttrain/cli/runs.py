@@ -1,0 +1,66 @@
+"""Where runs lie on disk, and how a person names one.
+
+The one thing that must stay true: a name that matches nothing is refused with the nearest one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from posttrain.core.errors import UsageError, nearest
+
+
+def root() -> Path:
+    """The folder of all runs: `$POSTTRAIN_RUNS` or `runs`."""
+    return Path(os.environ.get("POSTTRAIN_RUNS") or "runs")
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds a run."""
+    return (folder / "ledger.jsonl").is_file() or (folder / "config.toml").is_file()
+
+
+def find(name: str) -> Path:
+    """The folder of an existing run, by its name or its path.
+
+    Raises:
+        UsageError: there is no such run.
+    """
+    for folder in (root() / name, Path(name)):
+        if is_run(folder):
+            return folder
+    known = sorted(path.name for path in root().glob("*") if is_run(path))
+    listed = f" (runs: {', '.join(known[:10])})" if known else ""
+    raise UsageError(
+        f"there is no run '{name}' under {root()}/{nearest(name, known)}{listed}.",
+        "give the name of a folder under runs/, or a path to one.",
+    )
+
+
+def fresh(name: str) -> Path:
+    """The folder of a new run: `name`, or `name-2`, `name-3`, … where that is taken."""
+    folder, number = root() / name, 2
+    while folder.exists():
+        folder, number = root() / f"{name}-{number}", number + 1
+    return folder
+
+
+@contextmanager
+def crash_file(folder: Path) -> Iterator[None]:
+    """Keep the traceback of what goes wrong inside in `error.txt` of the run folder."""
+    try:
+        yield
+    except Exception as error:
+        import traceback
+
+        path = folder / "error.txt"
+        try:
+            path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        except OSError:
+            error.add_note(f"The traceback could not be written to {path}.")
+        else:
+            error.add_note(f"The traceback is in {path}.")
+        raise

@@ -1,0 +1,222 @@
+"""The command line: quick help, exit codes, errors as one paragraph without a traceback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from posttrain.cli import config as config_command
+from posttrain.cli import doctor, domains, main, models, runs, sources
+from posttrain.cli.doctor import Finding, Status
+from posttrain.core.errors import PreflightError
+from tests.evals.run_folder import write_run
+
+Said = tuple[int, str, str]
+
+
+@pytest.fixture
+def posttrain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Said]:
+    """Runs a command in an empty folder: exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("POSTTRAIN_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: str) -> Said:
+        code = main.run(arguments)
+        told = capsys.readouterr()
+        assert "Traceback" not in told.out + told.err
+        return code, told.out, told.err
+
+    return call
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """`posttrain --help` must answer in under 0.3 s: torch alone takes seconds to import."""
+    program = (
+        "import sys\nfrom posttrain.cli import main\n"
+        "code = main.run(['--help'])\n"
+        "heavy = {'torch', 'transformers', 'pydantic', 'numpy', 'rich', 'jinja2', 'asyncio'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\nsys.exit(code)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode == 0
+    assert ended.stderr.strip() == "[]"
+    for command in ("doctor", "train", "eval", "report", "models", "domains", "config"):
+        assert command in ended.stdout
+
+
+def test_threads_are_configured_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    from posttrain.engine import threads
+
+    done: list[str] = []
+    monkeypatch.setattr(threads, "configure", lambda: done.append("threads"))
+    monkeypatch.setattr(main, "run", lambda arguments: done.append("run") or 7)
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert done == ["threads", "run"]
+    assert ended.value.code == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["trian"], "trian"),
+        (["train", "--stepz", "3"], "--stepz"),
+        (["train"], "posttrain train --preset smoke"),
+        (["train", "--preset", "demmo"], "there is no preset 'demmo'"),
+        (["train", "--resume", "nothing"], "there is no run 'nothing'"),
+        (["train", "--resume", "x", "--preset", "demo"], "together with other options"),
+        (["report", "nothing"], "there is no run 'nothing'"),
+        (["models", "fetch", "smollm-135"], "did you mean 'smollm2-135m'?"),
+        (["domains", "show", "terminal.archiv"], "did you mean 'terminal.archive'?"),
+        (["domains", "check"], "wants names, or --all, or --sample"),
+        (["config", "show", "--set", "rl.stepz=3"], "did you mean 'rl.steps'?"),
+        (["config", "show", "--set", "steps=3"], "it belongs to section [sft]"),
+        (["config", "show", "--config", "none.toml"], "there is no file none.toml"),
+    ],
+)
+def test_a_persons_mistake_exits_with_2_and_says_what_to_do(
+    posttrain: Callable[..., Said], arguments: list[str], expected: str
+) -> None:
+    code, _, said = posttrain(*arguments)
+    assert code == 2
+    assert expected in said
+
+
+def test_all_misspelt_settings_stop_the_run_before_any_work(
+    posttrain: Callable[..., Said], tmp_path: Path
+) -> None:
+    """BR-70: unknown keys were dropped and the run trained with defaults."""
+    file = tmp_path / "my.toml"
+    file.write_text("[rl]\nstepz = 3\nmax-staleness = 1\n[run]\nsteps = 4\n")
+    code, _, said = posttrain("train", "--config", str(file), "--set", "sft.step=1")
+    assert code == 2
+    for part in ("rl.stepz", "rl.max-staleness", "run.steps", "sft.step", "line 2", "--set"):
+        assert part in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_config_show_is_toml_that_says_every_origin(posttrain: Callable[..., Said]) -> None:
+    code, told, _ = posttrain("config", "show", "--set", "rl.steps=3")
+    assert code == 0
+    assert "steps = 3  # --set" in told
+    assert tomllib.loads(told)["rl"]["steps"] == 3
+
+
+def test_config_schema_tells_every_setting(posttrain: Callable[..., Said]) -> None:
+    code, told, _ = posttrain("config", "schema")
+    assert code == 0
+    assert "rl.group_size  (int; default 8)" in told
+    assert "Attempts at one task that are compared with one another." in told
+    assert "rl" in json.loads(posttrain("config", "schema", "--json")[1])["properties"]
+
+
+def test_every_preset_resolves() -> None:
+    for name in sources.presets():
+        assert sources.resolve(name, None, ()).value.run.name
+
+
+def test_report_rebuilds_the_page_and_prints_the_table(
+    posttrain: Callable[..., Said], tmp_path: Path
+) -> None:
+    write_run(tmp_path / "runs" / "first")
+    code, told, _ = posttrain("report", "first")
+    assert code == 0
+    for part in ("rg.letter_counting (watched)", "after RL", "5 of 6 trained domains improved"):
+        assert part in told
+    assert told.strip().endswith("runs/first/report/index.html")
+    assert (tmp_path / "runs" / "first" / "report" / "index.html").stat().st_size > 10_000
+
+
+def test_domains_ls_lists_and_filters(posttrain: Callable[..., Said]) -> None:
+    code, told, _ = posttrain("domains", "ls", "terminal.*", "--json")
+    assert code == 0
+    names = [entry["name"] for entry in json.loads(told)]
+    assert len(names) >= 6
+    assert all(name.startswith("terminal.") for name in names)
+
+
+def test_an_unsound_domain_fails_the_check(posttrain: Callable[..., Said], tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("nonsense = 1\n")
+    code, told, said = posttrain("domains", "check", "bad.toml")
+    assert code == 1
+    assert "refused" in told
+    assert "1 of 1 domains are not sound: bad.toml" in said
+
+
+def test_doctor_exits_with_3_exactly_where_something_is_missing(
+    posttrain: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fine = Finding(name="fine", status=Status.OK, found="here")
+    slow = Finding(name="slow", status=Status.WARNING, found="slow", next_step="wait")
+
+    def check_model():  # type: ignore[no-untyped-def]
+        raise PreflightError("it is missing.", "fetch it")
+        yield
+
+    monkeypatch.setattr(doctor, "CHECKS", (lambda: iter([fine]), lambda: iter([slow])))
+    assert posttrain("doctor")[0] == 0
+    monkeypatch.setattr(doctor, "CHECKS", (lambda: iter([fine]), check_model))
+    code, told, _ = posttrain("doctor", "--json")
+    assert code == 3
+    assert json.loads(told)["findings"][1] == {
+        "name": "model", "status": "problem", "found": "it is missing.", "next_step": "fetch it",
+    }  # fmt: skip
+
+
+def test_doctor_sees_a_runs_folder_it_cannot_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("POSTTRAIN_RUNS", str(tmp_path / "file" / "runs"))
+    (finding,) = doctor.check_runs()
+    assert finding.status is Status.PROBLEM
+    assert "POSTTRAIN_RUNS" in finding.next_step
+
+
+def test_an_unforeseen_error_is_a_paragraph_and_its_traceback_a_file(
+    posttrain: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> dict[str, Path]:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(sources, "presets", broken)
+    code, _, said = posttrain("config", "show", "--preset", "demo")
+    assert code == 1
+    assert "internal error: RuntimeError: boom" in said
+    assert "--debug" in said
+    assert posttrain("--debug", "config", "show", "--preset", "demo")[0] == 1
+    (file,) = tmp_path.glob("posttrain-error-*.txt")
+    assert "in broken" in file.read_text()
+
+
+def test_a_crash_leaves_its_traceback_in_the_run_folder(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="boom") as caught, runs.crash_file(tmp_path):
+        raise RuntimeError("boom")
+    assert "RuntimeError: boom" in (tmp_path / "error.txt").read_text()
+    assert caught.value.__notes__ == [f"The traceback is in {tmp_path / 'error.txt'}."]
+
+
+def test_a_new_run_never_takes_the_folder_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POSTTRAIN_RUNS", str(tmp_path))
+    assert runs.fresh("demo").name == "demo"
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo-2").mkdir()
+    assert runs.fresh("demo").name == "demo-3"
+
+
+def test_commands_are_wired_to_their_files() -> None:
+    groups = {group.name: group.typer_instance for group in main.app.registered_groups}
+    assert groups == {
+        "models": models.app, "domains": domains.app, "config": config_command.app,
+    }  # fmt: skip

@@ -1,0 +1,109 @@
+"""Progress: what a run shows on a terminal and elsewhere, by a manual clock."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from posttrain.cli import progress
+from posttrain.cli.progress import Heartbeat, LiveView, Watch
+from posttrain.core.clock import ManualClock
+
+
+def step(number: int, phase: str = "rl", **rewards: float | None) -> dict[str, Any]:
+    return {
+        "phase": phase,
+        "step": number,
+        "metrics": {"loss": 0.5},
+        "domains": {name: {"reward": reward, "n": 4} for name, reward in rewards.items()},
+        "seconds": {"generate": 3.0, "train": 1.0},
+        "tokens": 400,
+    }
+
+
+def evaluation(point: str, **marks: str) -> dict[str, Any]:
+    domains = {
+        name: {"results": [{"task": str(i), "passed": m == "1"} for i, m in enumerate(text)]}
+        for name, text in marks.items()
+    }
+    return {"point": point, "domains": domains}
+
+
+def watch(clock: ManualClock, *, minutes: float | None = None) -> Watch:
+    return Watch(clock, steps={"sft": 2, "rl": 10}, minutes=minutes)
+
+
+def test_the_line_says_step_reward_speed_and_time_left() -> None:
+    clock = ManualClock()
+    shown = watch(clock)
+    shown.take("step", step(1, gcd=0.25, lcm=None))
+    clock.advance(65)
+    shown.take("step", step(2, gcd=0.75))
+    assert shown.line() == (
+        "1:05 rl step 2/12 · reward 0.500 · loss 0.5 · 100 tokens/s · 0:32 left"
+    )
+
+
+def test_a_time_limit_ends_the_phase_earlier_than_its_steps() -> None:
+    clock = ManualClock()
+    shown = watch(clock, minutes=0.5)
+    shown.take("phase", {"phase": "rl"})
+    clock.advance(10)
+    shown.take("step", step(1))
+    assert shown.left_s == 20.0
+
+
+def test_before_the_first_step_nothing_is_claimed() -> None:
+    shown = watch(ManualClock())
+    assert (shown.reward, shown.tokens_per_s, shown.left_s) == (None, None, None)
+    assert shown.line() == "0:00 starting step 0/12"
+
+
+def test_plain_lines_tell_events_at_once_and_heartbeats_now_and_then() -> None:
+    clock, out = ManualClock(), io.StringIO()
+    beat = Heartbeat(watch(clock), clock, out)
+    beat.record("step", step(1, gcd=0.5))
+    for number in range(10):
+        clock.advance(4)
+        beat.record("heartbeat", {"message": f"{number} attempts"})
+        beat.record("trajectory", {"key": "x"})
+    beat.record("warning", {"message": "domain gcd is quarantined"})
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 1 + 2 + 1
+    assert lines[1].endswith("3 attempts")
+    assert lines[-1].endswith("domain gcd is quarantined")
+
+
+def test_a_reader_that_goes_away_does_not_stop_the_run() -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    clock = ManualClock()
+    beat = Heartbeat(watch(clock), clock, Gone())
+    beat.record("step", step(1))
+    beat.record("step", step(2))
+
+
+def test_the_live_view_shows_every_domain_with_its_held_out_rates() -> None:
+    clock = ManualClock()
+    console = Console(file=io.StringIO(), width=140, force_terminal=True, color_system=None)
+    view = LiveView(watch(clock), console)
+    view.record("eval", evaluation("base", gcd="0011"))
+    view.record("step", step(3, gcd=0.5, **{"[bold]odd": 0.25}))
+    view.record("heartbeat", {"message": "12 attempts since the last step"})
+    console.print(view.render())
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    for part in ("RL", "step 3/12", "gcd", "0.500", "held-out base", "50.0 %", "12 attempts"):
+        assert part in shown
+    assert "[bold]odd" in shown
+
+
+@pytest.mark.parametrize(("terminal", "kind"), [(True, LiveView), (False, Heartbeat)])
+def test_the_display_fits_where_it_is_shown(terminal: bool, kind: type) -> None:
+    clock = ManualClock()
+    console = Console(file=io.StringIO(), force_terminal=terminal)
+    assert isinstance(progress.display(watch(clock), clock, console), kind)
