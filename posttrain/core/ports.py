@@ -100,8 +100,8 @@ class ExecResult:
     """What a command in a sandbox did."""
 
     exit_code: int | None
-    """None: it was killed from outside, at its time limit for one. A command that a signal ended has
-    128 + the signal's number, as in a shell; 127 and 126: it was not found, could not be started.
+    """None: it was killed from outside, at its time limit for one. As in a shell, 128 + n: signal n
+    ended it; 127: it was not found; 126: it could not be started.
     """
     stdout: str
     stderr: str
@@ -111,12 +111,40 @@ class ExecResult:
     duration_s: float = 0.0
 
 
+class EntryKind(StrEnum):
+    """What stands at a path."""
+
+    FILE = "file"
+    FOLDER = "folder"
+    LINK = "link"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Something in a workspace, itself and not what a link leads to."""
+
+    path: str
+    """Relative to the workspace; bytes that are no UTF-8 are written as `\\xff`."""
+    kind: EntryKind
+    mode: int
+    """Permission bits."""
+    size: int
+    """Bytes, of a file."""
+
+
 class Sealed(Protocol):
     """The file system an attempt left: processes ended, read-only, outliving the sandbox."""
 
     async def read(self, path: str, *, max_bytes: int) -> bytes | None:
         """Bytes of a regular file of the workspace, at most `max_bytes`; None where there is no
         such regular file. Links are never followed, in any component of the path.
+        """
+        ...
+
+    async def entries(self, *, max_entries: int) -> tuple[Entry, ...]:
+        """Everything in the workspace but its root, in no order, at most `max_entries`. Links are
+        listed and never followed.
         """
         ...
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import posttrain
 from posttrain.core.errors import IsolationError, PosttrainError, SandboxError, UsageError
-from posttrain.core.ports import ExecResult, Sandbox, Sealed
+from posttrain.core.ports import Entry, EntryKind, ExecResult, Sandbox, Sealed
 from posttrain.core.task import Environment, Isolation
 from posttrain.sandbox import child, spec, wire
 from posttrain.sandbox.channel import Channel
@@ -208,6 +208,14 @@ class _Held:
 
 class SealedWorkspace(_Held):
     """What an attempt left (`core.ports.Sealed`), read-only in the holder."""
+
+    async def entries(self, *, max_entries: int) -> tuple[Entry, ...]:
+        """As the port says."""
+        answer = await self._ask("entries", max_entries=max_entries)
+        return tuple(
+            Entry(path=path, kind=EntryKind(kind), mode=mode, size=size)
+            for path, kind, mode, size in answer.head["entries"]
+        )
 
     async def close(self) -> None:
         """As the port says."""

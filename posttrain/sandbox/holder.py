@@ -88,6 +88,10 @@ class Holder:
                 self._kill(head["lease"], head["run"])
             case "read":
                 return self._read(head)
+            case "entries":
+                root = self._lease(head["lease"]).workspace
+                found = workspace.entries(root, max_entries=head["max_entries"])
+                return {"entries": found}, b""
             case "write":
                 workspace.write(self._lease(head["lease"]).workspace, head["parts"], body)
             case "seal":

@@ -8,13 +8,14 @@ readable, everything let go is counted), so that a test passed here is not passe
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shlex
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from posttrain.core.errors import IsolationError, SandboxError, UsageError
-from posttrain.core.ports import ExecResult, Sandbox, Sealed
+from posttrain.core.ports import Entry, EntryKind, ExecResult, Sandbox, Sealed
 from posttrain.core.task import Environment, Isolation
 from posttrain.sandbox.leases import Leases, LeaseState, LeaseStats
 from posttrain.sandbox.spec import workspace_parts
@@ -156,6 +157,22 @@ class _Held:
 
 class ScriptedSealed(_Held):
     """A sealed dictionary of files."""
+
+    async def entries(self, *, max_entries: int) -> tuple[Entry, ...]:
+        """The files and the folders they imply; every file has mode 0o644."""
+        folders = {
+            folder
+            for path in self.files
+            for folder in itertools.accumulate(path.split("/")[:-1], "{}/{}".format)
+        }
+        found = [
+            Entry(path=path, kind=EntryKind.FOLDER, mode=0o755, size=0) for path in sorted(folders)
+        ]
+        found += [
+            Entry(path=path, kind=EntryKind.FILE, mode=0o644, size=len(data))
+            for path, data in self.files.items()
+        ]
+        return tuple(found[:max_entries])
 
     async def close(self) -> None:
         """As the port says."""

@@ -13,6 +13,8 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 
+_KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
+_DEEPEST = 64
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LEAF = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -24,6 +26,31 @@ def read(root: str, parts: Sequence[str], *, max_bytes: int) -> bytes | None:
             return _first(leaf, max_bytes)
     except OSError:
         return None
+
+
+def entries(root: str, *, max_entries: int) -> list[tuple[str, str, int, int]]:
+    """Path, kind, permission bits and size of everything beneath the folder, links not followed.
+
+    A folder nested `_DEEPEST` deep is not looked into, and is called `other`.
+    """
+    found: list[tuple[str, str, int, int]] = []
+    pending: list[tuple[str, ...]] = [()]
+    while pending:
+        parts = pending.pop()
+        with contextlib.suppress(OSError), _folder(root, parts) as folder:
+            for name in os.listdir(folder):
+                if len(found) == max_entries:
+                    return found
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                path = "/".join((*parts, name))
+                text = os.fsencode(path).decode("utf-8", "backslashreplace")
+                kind = _KINDS.get(stat.S_IFMT(status.st_mode), "other")
+                if kind == "folder" and len(parts) >= _DEEPEST:
+                    kind = "other"
+                found.append((text, kind, stat.S_IMODE(status.st_mode), status.st_size))
+                if kind == "folder":
+                    pending.append((*parts, name))
+    return found
 
 
 def write(root: str, parts: Sequence[str], data: bytes) -> None:

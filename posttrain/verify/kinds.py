@@ -52,7 +52,7 @@ class Tools:
     clock: Clock
     workers: Workers | None = None
     sandboxes: Sandboxes | None = None
-    """A source of its own, so that verification never waits for what an attempt holds."""
+    """The source of the attempts' sandboxes: only it can show what one of them left."""
     chat: Chat | None = None
 
 

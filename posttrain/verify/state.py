@@ -1,10 +1,9 @@
 """Checks of the state an attempt left: one assertion about one place of its sealed workspace.
 
-Nothing here runs what the attempt left. File contents are read through `Sealed.read`; what needs a
-look at the tree itself (absence, modes, whole folders) is done by a small checker in a fresh
-sandbox; databases are opened by a killable worker. The one thing that must stay true: a file that
-is missing, too large or unreadable as what it should be is the attempt's doing and pays 0, while a
-lost sandbox or worker is an error and pays nothing.
+Nothing here runs what the attempt left: contents and entries are read through the seal, links are
+never followed, and databases are opened by a killable worker. The one thing that must stay true: a
+file that is missing, too large or unreadable as what it should be is the attempt's doing and pays
+0, while a lost sandbox or worker is an error and pays nothing.
 """
 
 from __future__ import annotations
@@ -14,17 +13,16 @@ import json
 import sqlite3
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from posttrain.core.errors import UsageError, VerifierError, nearest
-from posttrain.core.ports import Sealed
+from posttrain.core.ports import Entry, EntryKind, Sealed
 from posttrain.core.task import Check, Json
-from posttrain.verify.execution import carry_out, finding
 from posttrain.verify.kinds import Kind, Subject, Tools, allowed, seconds_of, text_of
 from posttrain.verify.layers import Finding
 
 MAX_FILE_BYTES = 8 << 20
+MAX_ENTRIES = 4_096
 MAX_ROWS = 10_000
 TICK_STEPS, MAX_TICKS = 10_000, 5_000
 """A query may take 50 million steps of SQLite's machine: a view that never ends pays 0."""
@@ -45,12 +43,12 @@ async def state(check: Check, subject: Subject, tools: Tools) -> Finding:
     name = text_of(check, "assert")
     if subject.sealed is None:
         raise VerifierError("the attempt left no sealed file system to look at.")
-    if name in _READ:
-        return await _READ[name](check, subject, tools)
-    if name in _LOOKED:
-        return await _look(check, subject, tools)
-    known = sorted({*_READ, *_LOOKED})
-    raise UsageError(f"no state assertion {name!r}{nearest(name, known)}.", f"name one of {known}")
+    if name not in _ASSERTIONS:
+        raise UsageError(
+            f"no state assertion {name!r}{nearest(name, _ASSERTIONS)}.",
+            f"name one of {', '.join(_ASSERTIONS)}",
+        )
+    return await _ASSERTIONS[name](check, subject, tools)
 
 
 # --- contents ---------------------------------------------------------------------------------
@@ -199,96 +197,75 @@ def _cell(value: object) -> Json:
 
 # --- the tree ---------------------------------------------------------------------------------
 
-_LOOKED = ("file_absent", "file_mode", "tree_unchanged")
-
-_LOOK = '''
-import os, stat
-
-def place(root, path):
-    """lstat of a path without following any link; None: nothing is there; str: why not."""
-    current, found = root, os.lstat(root)
-    for part in [part for part in path.split("/") if part not in ("", ".")]:
-        if part == ".." or not stat.S_ISDIR(found.st_mode):
-            return "a link or file in the path"
-        current = os.path.join(current, part)
-        try:
-            found = os.lstat(current)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            return error.strerror
-    return found
-
-def kind(mode):
-    return "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "neither"
-
-def content(path, size):
-    try:
-        with open(path, "rb") as file:
-            return file.read(size)
-    except OSError:
-        return None
-
-def differences(root, expected, spared):
-    """Relative paths that are missing, added, changed, or no regular file."""
-    seen, unreadable = set(), []
-    for folder, folders, names in os.walk(root, onerror=unreadable.append):
-        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
-        for name in names + links:
-            full = os.path.join(folder, name)
-            path = os.path.relpath(full, root)
-            if path in spared:
-                continue
-            seen.add(path)
-            if path not in expected:
-                yield path + ": added"
-            elif kind(os.lstat(full).st_mode) != "file":
-                yield path + ": no regular file"
-            elif content(full, len(expected[path]) * 4 + 1) != expected[path].encode():
-                yield path + ": changed"
-    for error in unreadable:
-        yield str(error)
-    for path in sorted(set(expected) - seen - set(spared)):
-        yield path + ": missing"
-
-def check(order):
-    wanted = order.params
-    found = place(order.artefacts, wanted["path"])
-    if isinstance(found, str):
-        return {"value": 0.0, "evidence": {"found": found}}
-    if wanted["assert"] == "file_absent":
-        return {"value": float(found is None)}
-    if found is None:
-        return {"value": 0.0, "evidence": {"found": "nothing"}}
-    if wanted["assert"] == "file_mode":
-        mode = format(stat.S_IMODE(found.st_mode), "o")
-        right = kind(found.st_mode) != "neither" and mode == wanted["expected"]
-        return {"value": float(right), "evidence": {"mode": mode}}
-    root = os.path.join(order.artefacts, wanted["path"])
-    for difference in differences(root, wanted["expected"], wanted["except"]):
-        return {"value": 0.0, "evidence": {"found": difference}}
-    return {"value": 1.0}
-'''
+Tree = Mapping[str, Entry]
 
 
-async def _look(check: Check, subject: Subject, tools: Tools) -> Finding:
-    expected = check.params.get("expected")
-    if check.params["assert"] == "file_mode":
-        expected = format(int(text_of(check, "expected"), 8), "o")
-    params = {
-        "assert": check.params["assert"],
-        "path": text_of(check, "path"),
-        "expected": expected,
-        "except": list(check.params.get("except", ())),
-    }
-    looker = replace(
-        check, params={"source": _LOOK, "params": params, "timeout_s": seconds_of(check)}
-    )
-    return finding(await carry_out(looker, subject, tools), None)
+async def _tree(subject: Subject) -> Tree | Finding:
+    """Everything in the workspace by its path, or what too much of it is worth."""
+    assert subject.sealed is not None
+    found = await subject.sealed.entries(max_entries=MAX_ENTRIES + 1)
+    if len(found) > MAX_ENTRIES:
+        return Finding(value=0.0, evidence={"found": f"more than {MAX_ENTRIES} entries"})
+    return {entry.path: entry for entry in found}
 
 
-_READ: Mapping[str, Kind] = {
+async def _file_absent(check: Check, subject: Subject, tools: Tools) -> Finding:
+    tree = await _tree(subject)
+    if isinstance(tree, Finding):
+        return tree
+    path = _clean(text_of(check, "path"))
+    for place in (path, *map(str, PurePosixPath(path).parents)):
+        entry = tree.get(place)
+        if entry and (place == path or entry.kind is not EntryKind.FOLDER):
+            return Finding(value=0.0, evidence={"found": f"{entry.kind.value} {place}"})
+    return Finding(value=1.0)
+
+
+async def _file_mode(check: Check, subject: Subject, tools: Tools) -> Finding:
+    tree = await _tree(subject)
+    if isinstance(tree, Finding):
+        return tree
+    entry = tree.get(_clean(text_of(check, "path")))
+    if entry is None or entry.kind not in (EntryKind.FILE, EntryKind.FOLDER):
+        return _MISSING
+    right = entry.mode == int(text_of(check, "expected"), 8)
+    return Finding(value=float(right), evidence={"mode": format(entry.mode, "o")})
+
+
+async def _tree_unchanged(check: Check, subject: Subject, tools: Tools) -> Finding:
+    tree = await _tree(subject)
+    if isinstance(tree, Finding):
+        return tree
+    assert subject.sealed is not None
+    root = _clean(text_of(check, "path"))
+    expected = {_below(root, path): text for path, text in check.params["expected"].items()}
+    spared = {_below(root, path) for path in check.params.get("except", ())}
+    inside = [path for path in tree if root == "." or path.startswith(f"{root}/")]
+    left = {path for path in inside if tree[path].kind is not EntryKind.FOLDER} - spared
+    for path in sorted(left ^ (set(expected) - spared)):
+        word = "added" if path in left else "missing"
+        return Finding(value=0.0, evidence={"found": f"{path}: {word}"})
+    for path in sorted(left):
+        wanted = expected[path].encode()
+        if await subject.sealed.read(path, max_bytes=len(wanted) + 1) != wanted:
+            return Finding(value=0.0, evidence={"found": f"{path}: changed"})
+    return Finding(value=1.0)
+
+
+def _clean(path: str) -> str:
+    """A workspace path in the form in which entries have it."""
+    return str(PurePosixPath(path))
+
+
+def _below(root: str, path: str) -> str:
+    return str(PurePosixPath(root) / path)
+
+
+_ASSERTIONS: Mapping[str, Kind] = {
     "file_equals": _file_equals,
     "json_equals": _json_equals,
     "sqlite_rows": _sqlite_rows,
+    "file_absent": _file_absent,
+    "file_mode": _file_mode,
+    "tree_unchanged": _tree_unchanged,
 }

@@ -15,7 +15,7 @@ import pytest
 
 from posttrain.core.clock import ManualClock
 from posttrain.core.errors import WorkerError
-from posttrain.core.ports import ExecResult
+from posttrain.core.ports import Entry, EntryKind, ExecResult
 from posttrain.core.task import Description, Environment, Isolation, Task
 from posttrain.core.trajectory import AttemptKey, Trajectory, Turn
 from posttrain.verify.execution import ARTEFACTS
@@ -49,6 +49,18 @@ class FolderSealed:
         if not current.exists() or not stat.S_ISREG(os.lstat(current).st_mode):
             return None
         return current.read_bytes()[:max_bytes]
+
+    async def entries(self, *, max_entries):
+        found = []
+        for folder, folders, names in os.walk(self.root):
+            for name in (*folders, *names):
+                path = Path(folder) / name
+                status = path.lstat()
+                kind = (EntryKind.LINK if path.is_symlink() else EntryKind.FOLDER if path.is_dir()
+                        else EntryKind.FILE if path.is_file() else EntryKind.OTHER)  # fmt: skip
+                mode, inside = stat.S_IMODE(status.st_mode), str(path.relative_to(self.root))
+                found.append(Entry(path=inside, kind=kind, mode=mode, size=status.st_size))
+        return tuple(found[:max_entries])
 
     async def close(self):
         pass

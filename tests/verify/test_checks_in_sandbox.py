@@ -72,6 +72,18 @@ def test_every_assertion_fails_over_an_untouched_or_harmed_one(make_attempt):
     assert [part.value for part in verdict.components] == [0.0] * 5
 
 
+def test_deep_folders_and_odd_names_are_seen(make_attempt):
+    deep = "/".join(["d"] * 80)
+    verdict = judge(
+        make_attempt,
+        state("tree_unchanged", ".", expected={"a.txt": "one\n", "d/b.txt": "two\n"}),
+        state("file_absent", "\\xff"),
+        commands=[f"mkdir -p {deep} && echo x > {deep}/hidden; touch $(printf '\\377')"],
+    )
+    assert verdict.errors == ()
+    assert [part.value for part in verdict.components] == [0.0, 0.0]
+
+
 def test_an_unreadable_file_is_the_attempts_doing_not_an_error(make_attempt):
     verdict = judge(
         make_attempt,

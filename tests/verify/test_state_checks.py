@@ -99,6 +99,15 @@ def test_a_tree_must_hold_just_what_it_held(value, workspace):
     assert value("tree_unchanged", "d", expected=files) == 0.0
 
 
+def test_too_many_entries_pay_nothing(value, workspace, monkeypatch):
+    monkeypatch.setattr(states, "MAX_ENTRIES", 2)
+    for name in "abc":
+        (workspace / name).write_text("")
+    assert value("file_absent", "d") == 0.0
+    (workspace / "c").unlink()
+    assert value("file_absent", "d") == 1.0
+
+
 @pytest.fixture
 def database(workspace):
     connection = sqlite3.connect(workspace / "shop.db")
