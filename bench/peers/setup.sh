@@ -1,0 +1,26 @@
+#!/bin/sh
+# Makes the environment of a peer that a bench compares with: bench/peers/setup.sh NAME
+# Each peer has its own, under bench/peers/envs/NAME, so that nothing of it reaches the project's.
+set -eu
+
+folder=$(cd "$(dirname "$0")" && pwd)
+python=${PYTHON:-python3}
+
+environment() {
+    [ -x "$folder/envs/$1/bin/python" ] || "$python" -m venv "$folder/envs/$1"
+    "$folder/envs/$1/bin/python" -m pip install --quiet --upgrade pip
+}
+
+case "${1:-}" in
+trl)
+    environment trl
+    # TORCH_INDEX names another package index for torch, as in the Makefile.
+    "$folder/envs/trl/bin/python" -m pip install --quiet ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch==2.13.0
+    "$folder/envs/trl/bin/python" -m pip install --quiet "trl==1.16.*" "transformers>=5.17"
+    ;;
+*)
+    echo "usage: bench/peers/setup.sh trl" >&2
+    exit 2
+    ;;
+esac
+echo "ready: $folder/envs/$1"
