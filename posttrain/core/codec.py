@@ -17,6 +17,9 @@ from typing import Any, TypeVar, Union, cast
 
 T = TypeVar("T")
 
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+"""Types whose values are JSON values as they are (not their subclasses: enums are strings)."""
+
 
 def to_json(value: Any) -> Any:
     """A value `json.dumps` accepts.
@@ -25,14 +28,18 @@ def to_json(value: Any) -> Any:
     >>> to_json(Message.of(Role.USER, "hi"))["parts"]
     [{'text': 'hi'}]
     """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: to_json(getattr(value, name)) for name in _hints(type(value))}
+    if type(value) in _PLAIN:
+        return value
+    names = _field_names(value.__class__)
+    if names is not None:
+        return {name: to_json(getattr(value, name)) for name in names}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
         return {key: to_json(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return [to_json(item) for item in value]
+        plain = _PLAIN.issuperset(map(type, value))  # token rows are long
+        return list(value) if plain else [to_json(item) for item in value]
     return value
 
 
@@ -43,6 +50,12 @@ def from_json(kind: type[T], value: Any) -> T:
         TypeError: the value does not fit (unknown or missing field, wrong shape).
     """
     return cast("T", _read(kind, value))
+
+
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    """Names of a dataclass's fields; None for every other type."""
+    return tuple(_hints(kind)) if dataclasses.is_dataclass(kind) else None
 
 
 @functools.cache

@@ -205,7 +205,8 @@ class _Spelling:
     def _is_unfinished(self, text: str) -> bool:
         """Whether the text ends in the middle of a token that what follows might complete."""
         end = text[-self._longest :].lower()
-        return any(end[start:] in self._beginnings for start in range(len(end)))
+        starts = (start for start, char in enumerate(end) if char in self._beginnings)
+        return any(end[start:] in self._beginnings for start in starts)
 
 
 def _is_mark(token: str) -> bool:
