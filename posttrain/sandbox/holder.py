@@ -32,7 +32,6 @@ LEASES, ETC, EMPTY, PROGRAM = (
     f"{BASE}/empty",
     f"{BASE}/program",
 )
-_PARENT_CHECK_S = 1.0
 _NO_ARTEFACT = "! -type f ! -type d ! -type l"
 _SWEEP = f"find {spec.WORKSPACE} -xdev {_NO_ARTEFACT} -delete"
 """Pipes and sockets go at sealing: a checker that opened one would hang."""
@@ -232,8 +231,8 @@ def system_folders() -> dict[str, str]:
     return found
 
 
-async def attend(connection: socket.socket, holder: Holder, keeper: int) -> None:
-    """Serve until the driver closes its end or its process is gone."""
+async def attend(connection: socket.socket, holder: Holder) -> None:
+    """Serve until the driver closes its end, or its process is gone and with it that end."""
     reader, writer = await asyncio.open_connection(sock=connection)
     decoder, tasks = wire.Decoder(), set()
 
@@ -246,13 +245,7 @@ async def attend(connection: socket.socket, holder: Holder, keeper: int) -> None
             head, body = {"error": error.message, "next_step": error.next_step}, b""
         writer.write(wire.encode({**head, "id": frame.head["id"]}, body))
 
-    while os.getppid() == keeper:
-        try:
-            data = await asyncio.wait_for(reader.read(1 << 18), _PARENT_CHECK_S)
-        except TimeoutError:
-            continue
-        if not data:
-            return
+    while data := await reader.read(1 << 18):
         for frame in decoder.feed(data):
             task = asyncio.ensure_future(answer(frame))
             tasks.add(task)

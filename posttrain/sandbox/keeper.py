@@ -1,8 +1,10 @@
 """How the holder comes to be: leave root, make namespaces, choose a bubblewrap; then stay behind.
 
-The keeper is the process that the driver starts. It makes the control groups (with root's rights,
-where it has them), forks the holder, and waits for its end to remove the groups. The one thing
-that must stay true: bubblewrap is never started by host user 0.
+Three processes: the *keeper*, which the driver starts, makes the control groups (with root's
+rights, where it has them) and waits to remove them; the *porter* leaves root and makes the
+namespaces; the *holder* is the first process of the process namespace, so that with it the kernel ends everything
+it ever started, whatever state that is in. Each dies with the one before it. The one thing that
+must stay true: bubblewrap is never started by host user 0.
 """
 
 from __future__ import annotations
@@ -55,9 +57,11 @@ def leave_root(uid: int) -> None:
 
 
 def enter_namespaces() -> None:
-    """A user namespace of one user, and a mount namespace whose /tmp is ours."""
+    """A user namespace of one user, a mount namespace whose /tmp is ours, and a process namespace
+    for the children of this process.
+    """
     uid, gid = os.getuid(), os.getgid()
-    kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)
+    kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
     for file, text in (
         ("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1"),
     ):  # fmt: skip
@@ -122,28 +126,46 @@ def _version(program: str) -> tuple[int, ...]:
         return ()
 
 
-def hold(connection: socket.socket, order: Mapping[str, Any], group: CgroupPlace | None) -> None:
-    """The holder's whole life."""
-    keeper = os.getppid()
+def usher(connection: socket.socket, order: Mapping[str, Any], group: CgroupPlace | None) -> None:
+    """The porter's whole life."""
     candidates = [_candidate(entry) for entry in order["candidates"]]
     stage = "root"
     try:
         if os.getuid() == 0:
             leave_root(order["uid"])
         kernel.no_new_privileges()
-        kernel.adopt_orphans()
+        kernel.signal_on_parent_death(signal.SIGKILL)
         stage = "namespaces"
         enter_namespaces()
+        pid = os.fork()
+    except (OSError, SandboxError) as error:
+        connection.sendall(wire.encode({"id": 0, "stage": stage, "error": str(error)}))
+        return
+    if pid == 0:
+        hold(connection, candidates, group)
+    else:
+        connection.close()
+        os.waitpid(pid, 0)
+
+
+def hold(
+    connection: socket.socket, candidates: Sequence[Candidate], group: CgroupPlace | None
+) -> None:
+    """The holder's whole life."""
+    stage = "namespaces"
+    try:
+        kernel.signal_on_parent_death(signal.SIGKILL)
+        flags = kernel.MS_NOSUID | kernel.MS_NODEV
+        kernel.mount("proc", "/proc", "proc", flags)
         furnish()
         stage = "bubblewrap"
         program, binary = install(candidates)
     except (OSError, SandboxError) as error:
         connection.sendall(wire.encode({"id": 0, "stage": stage, "error": str(error)}))
         return
-    kernel.signal_on_parent_death(signal.SIGKILL)
     holder = Holder(program=program, binary=binary, group=group)
     connection.sendall(wire.encode({"id": 0, **holder.abilities}))
-    asyncio.run(attend(connection, holder, keeper))
+    asyncio.run(attend(connection, holder))
 
 
 def _candidate(entry: Mapping[str, Any]) -> Candidate:
@@ -157,7 +179,7 @@ def _candidate(entry: Mapping[str, Any]) -> Candidate:
 
 
 def main() -> None:
-    """The keeper: make control groups, start the holder, remove the groups after its end."""
+    """The keeper: make control groups, start the porter, remove the groups after its end."""
     parent = os.getppid()
     connection = child.take_line()
     decoder = wire.Decoder()
@@ -171,15 +193,18 @@ def main() -> None:
     owner = order["uid"] if os.getuid() == 0 else os.getuid()
     with open("/proc/self/cgroup") as own, open("/proc/self/mountinfo") as mounts:
         group = cgroups.make(cgroup_places(own.read(), mounts.read()), owner)
+    kernel.adopt_orphans()
     pid = os.fork()
     if pid == 0:
-        hold(connection, order, group)
+        usher(connection, order, group)
         return
     connection.close()
     signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGKILL))
     kernel.signal_on_parent_death(signal.SIGTERM)
     if os.getppid() != parent:
         os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
     if group is not None:
         cgroups.remove(group, patience_s=2.0)

@@ -263,7 +263,7 @@ class _Process:
                     os.kill(self._pid, signal.SIGKILL)
 
     def collect(self) -> int | None:
-        """Reap it once it was killed or died; returns its exit code. The next call starts another."""
+        """Reap it once it was killed or died: its exit code. The next call starts another."""
         with self._lock:
             code = None
             if self._pid is not None:

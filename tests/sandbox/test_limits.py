@@ -1,0 +1,101 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posttrain.core.task import Environment
+from posttrain.sandbox.limits import CgroupPlace, Clip, cgroup_places, process_limits
+
+
+def clipped(*pieces: bytes, cap: int) -> Clip:
+    clip = Clip(cap)
+    for piece in pieces:
+        clip.feed(piece)
+    return clip
+
+
+def test_output_up_to_the_cap_is_whole():
+    for size in (9_999, 10_000):
+        clip = clipped(b"x" * size, cap=10_000)
+        assert (clip.truncated, clip.text()) == (False, "x" * size)
+
+
+def test_output_over_the_cap_says_what_is_left_out():
+    clip = clipped(b"a" * 5_000, b"-", b"b" * 5_000, cap=10_000)
+    assert clip.truncated
+    assert clip.text() == "a" * 5000 + "\n[... 1 of 10001 bytes left out ...]\n" + "b" * 5000
+
+
+def test_a_character_cut_in_two_leaves_no_replacement():
+    clip = clipped("é".encode() * 10, cap=6)
+    assert clip.text() == "é\n[... 14 of 20 bytes left out ...]\né"
+
+
+def test_invalid_bytes_are_replaced_and_lose_nothing_else():
+    assert clipped(b"ok\xff\xe4\n", cap=100).text() == "ok\ufffd\ufffd\n"
+    assert clipped(b"\xed\xa0\x80", cap=100).text() == "\ufffd" * 3
+
+
+@given(st.lists(st.binary(max_size=40), max_size=20), st.integers(0, 50))
+def test_clip_keeps_exactly_head_and_tail(pieces, cap):
+    whole = b"".join(pieces)
+    clip = clipped(*pieces, cap=cap)
+    assert clip.total_bytes == len(whole)
+    assert clip.truncated == (len(whole) > cap)
+    if not clip.truncated:
+        assert clip.text() == whole.decode("utf-8", "replace")
+    ascii_clip = clipped(*(bytes(byte % 64 + 32 for byte in piece) for piece in pieces), cap=cap)
+    if ascii_clip.truncated:
+        plain = bytes(byte % 64 + 32 for byte in whole).decode()
+        head, _, tail = ascii_clip.text().split("\n")
+        assert head == plain[: cap // 2]
+        assert tail == plain[len(plain) - (cap - cap // 2) :]
+
+
+def test_limits_follow_the_environment():
+    environment = Environment(memory_bytes=100 << 20, disk_bytes=1 << 20, max_processes=7)
+    limits = process_limits(environment, timeout_s=2.2)
+    assert limits["RLIMIT_AS"] == 100 << 20
+    assert limits["RLIMIT_FSIZE"] == 1 << 20
+    assert limits["RLIMIT_CPU"] == 4
+    assert limits["RLIMIT_NPROC"] == 8
+
+
+HYBRID_OWN = "9:name=systemd:/\n8:pids:/\n4:memory:/jobs/7\n1:cpu:/\n0::/"
+HYBRID_MOUNTS = """\
+30 25 0:27 / /sys/fs/cgroup/pids rw,relatime shared:9 - cgroup cgroup rw,pids
+31 25 0:28 / /sys/fs/cgroup/memory rw,relatime shared:10 - cgroup cgroup rw,memory
+32 25 0:29 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+"""
+
+
+def test_hybrid_machines_use_their_own_v1_groups():
+    (place,) = cgroup_places(HYBRID_OWN, HYBRID_MOUNTS)
+    assert place == CgroupPlace(
+        version=1, memory="/sys/fs/cgroup/memory/jobs/7", pids="/sys/fs/cgroup/pids"
+    )
+    settings = place.below("x").settings(memory_bytes=5, max_processes=3)
+    assert settings == {
+        "/sys/fs/cgroup/memory/jobs/7/x/memory.limit_in_bytes": "5",
+        "/sys/fs/cgroup/pids/x/pids.max": "4",
+    }
+
+
+def test_unified_machines_try_the_own_group_and_then_its_ancestors():
+    mounts = "32 25 0:29 / /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw\n"
+    places = cgroup_places("0::/user.slice/session-1.scope", mounts)
+    assert [place.memory for place in places] == [
+        "/sys/fs/cgroup/user.slice/session-1.scope",
+        "/sys/fs/cgroup/user.slice",
+        "/sys/fs/cgroup",
+    ]
+    assert {place.version for place in places} == {2}
+    assert places[0].folders == ("/sys/fs/cgroup/user.slice/session-1.scope",)
+    settings = places[2].settings(memory_bytes=5, max_processes=3)
+    assert settings == {"/sys/fs/cgroup/memory.max": "5", "/sys/fs/cgroup/pids.max": "4"}
+
+
+def test_a_mount_that_shows_part_of_the_hierarchy_is_never_left():
+    mounts = "32 25 0:29 /docker/abc /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+    places = cgroup_places("0::/docker/abc/inner", mounts)
+    assert [place.memory for place in places] == ["/sys/fs/cgroup/inner", "/sys/fs/cgroup"]
+    assert cgroup_places("0::/elsewhere", mounts) == ()
+    assert cgroup_places("", "") == ()

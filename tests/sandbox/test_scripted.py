@@ -1,0 +1,57 @@
+import asyncio
+
+import pytest
+
+from posttrain.core.errors import IsolationError, SandboxError
+from posttrain.core.ports import ExecResult
+from posttrain.core.task import Environment, Isolation
+from posttrain.sandbox.scripted import ScriptedSandboxes, answers
+
+
+def test_commands_change_files_and_sealed_files_outlive_the_lease():
+    def script(command):
+        command.files["out.txt"] = command.stdin + b"!"
+        return ExecResult(exit_code=0, stdout=command.line, stderr="")
+
+    async def body():
+        source = ScriptedSandboxes(script)
+        async with source.lease(Environment(files={"a.txt": "hi"})) as sandbox:
+            assert await sandbox.read("a.txt", max_bytes=1) == b"h"
+            result = await sandbox.exec(("sh", "-c", "work"), stdin=b"in")
+            assert result.stdout == "work"
+            sealed = await sandbox.seal()
+            with pytest.raises(SandboxError, match="not open"):
+                await sandbox.exec(("true",))
+        assert source.stats().sealed == 1
+        async with source.lease(Environment(), beside=sealed) as checker:
+            await checker.exec(("look",))
+            assert source.executed[-1].artefacts == {"a.txt": b"hi", "out.txt": b"in!"}
+        await sealed.close()
+        await sealed.close()
+        with pytest.raises(SandboxError, match="closed"):
+            await sealed.read("out.txt", max_bytes=1)
+        source.check()
+        assert (source.stats().open, source.stats().sealed, source.stats().closed) == (0, 0, 2)
+
+    asyncio.run(body())
+
+
+def test_unknown_commands_are_not_found_and_scripted_failures_are_raised():
+    async def body():
+        lost = SandboxError("lost")
+        source = ScriptedSandboxes(answers({"die": lost}), failures=[SandboxError("no room")])
+        with pytest.raises(SandboxError, match="no room"):
+            async with source.lease(Environment()):
+                pass
+        async with source.lease(Environment()) as sandbox:
+            assert (await sandbox.exec(("nope",))).exit_code == 127
+            with pytest.raises(SandboxError, match="lost"):
+                await sandbox.exec(("die",))
+        assert source.stats().open == 0
+
+    asyncio.run(body())
+
+
+def test_a_higher_level_than_the_source_has_is_refused():
+    with pytest.raises(IsolationError, match="vm"):
+        ScriptedSandboxes().lease(Environment(isolation=Isolation.VIRTUAL_MACHINE))
