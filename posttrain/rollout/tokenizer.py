@@ -73,9 +73,17 @@ class TransformersTokenizer:
 
     It encodes with a copy of the tokenizer's backend that neither truncates nor pads, so that
     other users of the same object cannot change what is rendered.
+
+    Raises:
+        UsageError: it is no fast tokenizer.
     """
 
     def __init__(self, tokenizer: Any) -> None:
+        if not hasattr(tokenizer, "backend_tokenizer"):
+            raise UsageError(
+                f"wanted a fast tokenizer of transformers, got {type(tokenizer).__name__}.",
+                "convert the model's tokenizer to tokenizer.json",
+            )
         self._tokenizer = tokenizer
         self._backend = type(tokenizer.backend_tokenizer).from_str(
             tokenizer.backend_tokenizer.to_str()

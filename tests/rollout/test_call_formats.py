@@ -1,4 +1,5 @@
 import json
+import subprocess
 
 import pytest
 from hypothesis import given
@@ -203,6 +204,23 @@ def test_each_kind_becomes_a_process_in_the_sandbox():
     written = tools.command(call_of("write_file", path="a b/c", content="é\n"), write)
     assert written.argv[-1] == "a b/c"
     assert written.stdin == "é\n".encode()
+
+
+def test_files_are_written_and_read_by_processes_that_start_where_the_attempt_works(tmp_path):
+    _, write, read, python = FILES
+
+    def run(call, tool):
+        command = tools.command(call, tool)
+        return subprocess.run(command.argv, input=command.stdin, cwd=tmp_path, capture_output=True)
+
+    text = "é $HOME `x`\n"
+    for path in ("-new/a b/c.txt", "plain"):
+        assert run(call_of("write_file", path=path, content=text), write).returncode == 0
+        assert (tmp_path / path).read_text() == text
+        assert run(call_of("read_file", path=path), read).stdout.decode() == text
+    assert run(call_of("read_file", path="gone"), read).returncode != 0
+    code = "print(open('plain').read(), end='')"
+    assert run(call_of("python", code=code), python).stdout.decode() == text
 
 
 def test_the_only_argument_of_a_shell_may_have_any_name():

@@ -79,6 +79,11 @@ def test_tokenizer_without_a_template_is_refused():
         Renderer(TransformersTokenizer(hf_tokenizer("")))
 
 
+def test_tokenizer_without_a_fast_backend_is_refused():
+    with pytest.raises(UsageError, match="wanted a fast tokenizer"):
+        TransformersTokenizer(object())
+
+
 def test_turn_that_nothing_ends_is_refused():
     bare = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     with pytest.raises(UsageError, match="nothing ends an assistant turn"):
