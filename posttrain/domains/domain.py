@@ -107,12 +107,8 @@ def answer_task(
 
 
 def answer_oracle(task: Task) -> Oracle:
-    """The reference reply of a task made by `answer_task`: what follows the prefix, its leading
-    space included, exactly as a policy would sample it.
-    """
-    gold = str(task.private[GOLD])
-    space = " " if task.prefix and not task.prefix.endswith((" ", "\n")) else ""
-    return Oracle(turns=(OracleTurn(text=space + gold),))
+    """The reference reply of a task made by `answer_task`: its gold answer."""
+    return Oracle(turns=(OracleTurn(text=str(task.private[GOLD])),))
 
 
 # --- shell tasks ------------------------------------------------------------------------------

@@ -74,23 +74,23 @@ class Mixture:
             seen.add(key.id)
         self.keys = tuple(keys)
         self.root_seed = root_seed
-        self._cumulative = list(itertools.accumulate(key.weight for key in keys))
 
-    def draw(self, number: int) -> Draw:
-        """The decision of a draw number, by the weights."""
-        point = seeds.unit(self.root_seed, "mixture", number) * self._cumulative[-1]
-        index = min(bisect.bisect_right(self._cumulative, point), len(self.keys) - 1)
-        return self.drawn(number, self.keys[index])
+    def draw(self, number: int, *, without: frozenset[str] = frozenset()) -> Draw | None:
+        """The decision of a draw number, by the weights of the keys whose domains are not left
+        out (quarantined); None: nothing is left.
+        """
+        keys = [key for key in self.keys if key.domain not in without]
+        if not keys:
+            return None
+        reached = list(itertools.accumulate(key.weight for key in keys))
+        point = seeds.unit(self.root_seed, "mixture", number) * reached[-1]
+        index = min(bisect.bisect_right(reached, point), len(keys) - 1)
+        return self.drawn(number, keys[index])
 
     def drawn(self, number: int, key: Key) -> Draw:
         """The decision of a draw number whose key something else has chosen."""
         seed = task_seed(self.root_seed, key, Split.TRAIN, number)
         return Draw(number=number, key=key, seed=seed)
-
-    def check(self) -> None:
-        """Invariants: weights add up, keys are unique."""
-        assert len({key.id for key in self.keys}) == len(self.keys)
-        assert self._cumulative == sorted(self._cumulative)
 
 
 def keys_of(

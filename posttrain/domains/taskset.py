@@ -142,7 +142,7 @@ def task_from_toml(tree: Json, *, domain: str, where: str) -> Item:
     task = _record(Task, value, where)
     if task.level < 0:
         raise ConfigError(f"{where}: wanted a level of 0 or more, got {task.level}.")
-    return Item(task=task, oracle=_oracle(tree["oracle"], task, f"{where}, oracle"))
+    return Item(task=task, oracle=_oracle(tree["oracle"], f"{where}, oracle"))
 
 
 def _tool(value: Json, where: str) -> Json:
@@ -151,7 +151,7 @@ def _tool(value: Json, where: str) -> Json:
     return codec.to_json(_record(Tool, value, f"{where}, tools"))
 
 
-def _oracle(tree: Json, task: Task, where: str) -> Oracle:
+def _oracle(tree: Json, where: str) -> Oracle:
     """`{answer = "…"}`, `{commands = ["…"], closing = "…"}`, or `{turns = […]}` in full."""
     _known(tree, ("answer", "commands", "closing", "turns"), where)
     if len({"answer", "commands", "turns"} & set(tree)) != 1:
@@ -161,8 +161,7 @@ def _oracle(tree: Json, task: Task, where: str) -> Oracle:
     if "commands" in tree:
         commands = [str(one) for one in tree["commands"]]
         return command_oracle(commands, closing=str(tree.get("closing", "Done.")))
-    space = " " if task.prefix and not task.prefix.endswith((" ", "\n")) else ""
-    return Oracle(turns=(OracleTurn(text=space + str(tree["answer"])),))
+    return Oracle(turns=(OracleTurn(text=str(tree["answer"])),))
 
 
 def _records(kind: type[Any], values: Json, where: str) -> list[Json]:

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import os
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from inprocess import InProcess
+
+from posttrain.core import codec
+from posttrain.core.errors import UsageError
+from posttrain.core.task import Task
+from posttrain.domains import catalogue
+from posttrain.domains.adapters import reasoning_gym
+from posttrain.domains.adapters import reasoning_gym_levels as table
+from posttrain.domains.adapters.lossless import decode, encode
+from posttrain.domains.catalogue import DomainSpec
+from posttrain.domains.domain import check_contract
+from posttrain.domains.presets import PRESETS
+from posttrain.domains.supply import Supply
+
+SAMPLE = (
+    "basic_arithmetic",
+    "chain_sum",
+    "fraction_simplification",
+    "game_of_life_halting",
+    "graph_color",
+    "gsm_symbolic",
+    "isomorphic_strings",
+    "prime_factorization",
+    "propositional_logic",
+    "rubiks_cube",
+    "simple_geometry",
+    "time_intervals",
+    "word_ladder",
+)
+EVERY = bool(os.environ.get("POSTTRAIN_ALL_DOMAINS"))
+GENERATORS = sorted(reasoning_gym.LEVELS) if EVERY else SAMPLE
+ORDER_OF_SETS = ("isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note")
+
+
+def paid(task: Task, answer: str) -> float:
+    params = json.loads(json.dumps(task.checks[0].params))
+    return reasoning_gym.score(params["dataset"], params["entry"], answer)
+
+
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_the_oracle_is_paid_and_what_is_no_answer_is_not(generator: str) -> None:
+    domain = reasoning_gym.domain(generator, name=f"reasoning_gym.{generator}")
+    for level in range(domain.levels if EVERY else 1):
+        for seed in range(3):
+            task = codec.from_json(Task, codec.to_json(domain.task(seed, level)))
+            assert check_contract(domain, seed=seed, level=level) == ()
+            assert paid(task, domain.oracle(task).turns[0].text) == 1.0
+            for junk in ("", "   ", "xyz", task.description.objective, "[", "1/0", "-"):
+                if junk != task.private["answer"]:
+                    assert paid(task, junk) == 0.0, junk
+
+
+def test_what_is_offered_and_what_is_not_cover_the_library() -> None:
+    from reasoning_gym.factory import DATASETS
+
+    offered = set(reasoning_gym.LEVELS)
+    assert offered | set(table.NOT_OFFERED) == set(DATASETS)
+    assert not offered & set(table.NOT_OFFERED)
+    assert offered >= table.COMPARED | table.READS_FILES | set(table.EXAMPLE_KEYS)
+    assert len(offered) >= 100
+
+
+def test_partial_credit_is_not_paid() -> None:
+    task = reasoning_gym.domain("gcd", name="g").task(1, 0)
+    right = task.private["answer"]
+    assert paid(task, right) == 1.0
+    assert paid(task, f"{right}1") == 0.0
+    task = reasoning_gym.domain("game_of_life_halting", name="g").task(1, 0)
+    other = {"True": "False", "False": "True"}[task.private["answer"]]
+    assert paid(task, task.private["answer"].lower()) == 1.0
+    assert paid(task, other) == 0.0
+    with pytest.raises(UsageError, match=r"'gdc'; did you mean 'gcd'"):
+        reasoning_gym.score("gdc", {}, "1")
+
+
+def test_levels_get_harder() -> None:
+    domain = reasoning_gym.domain("chain_sum", name="c")
+    lengths = [
+        sum(len(domain.task(seed, level).description.objective) for seed in range(20))
+        for level in (0, domain.levels - 1)
+    ]
+    assert lengths[0] < lengths[1]
+
+
+def test_tasks_do_not_hang_on_the_hash_seed_or_the_shared_random_state() -> None:
+    names = json.dumps(GENERATORS if EVERY else ORDER_OF_SETS)
+    code = (
+        "import json, random, hashlib; from posttrain.domains import catalogue;"
+        "random.seed(); told = [catalogue.tasks('reasoning_gym.' + name, [[1, 0]])"
+        f" for name in {names}];"
+        "print(hashlib.sha256(json.dumps(told).encode()).hexdigest())"
+    )
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seed in ("1", "2")
+    ]
+    seen = {process.communicate()[0] for process in running}
+    assert [process.returncode for process in running] == [0, 0]
+    assert len(seen) == 1
+
+
+def test_a_kept_instance_yields_the_entries_of_a_new_one() -> None:
+    for generator in ("spell_backward", "word_ladder"):
+        setting = json.dumps({"level": 0})
+        reasoning_gym._entry(generator, setting, 77)
+        kept = reasoning_gym._entry(generator, setting, 5)
+        reasoning_gym._kept.cache_clear()
+        assert reasoning_gym._entry(generator, setting, 5) == kept
+
+
+def test_an_own_parameterisation_is_a_domain() -> None:
+    supply = Supply(InProcess())
+    spec = DomainSpec(
+        name="gcd_small",
+        source="reasoning_gym.gcd",
+        params=({"max_value": 9}, {"max_value": 50}),
+    )
+    keys = asyncio.run(supply.keys([spec]))
+    assert [key.id for key in keys] == ["gcd_small/0", "gcd_small/1"]
+    (task,) = asyncio.run(supply.drawn(keys[0], root_seed=1, numbers=[3]))
+    assert task.domain == "gcd_small"
+    assert paid(task, task.private["answer"]) == 1.0
+    (oracle,) = asyncio.run(supply.oracles(keys[0], [task]))
+    assert oracle.turns[0].text == task.private["answer"]
+
+
+def test_a_wrong_parameter_is_a_usage_error_with_the_nearest() -> None:
+    for params, told in (
+        ({"max_valeu": 9}, r"no parameter 'max_valeu'; did you mean 'max_value'"),
+        ({"min_value": 9, "max_value": 3}, "refuses"),
+        ({"seed": 1}, "no parameter 'seed'"),
+    ):
+        spec = DomainSpec(name="mine", source="reasoning_gym.gcd", params=params)
+        with pytest.raises(UsageError, match=told):
+            asyncio.run(Supply(InProcess()).keys([spec]))
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_presets_are_sound_and_large_enough_for_a_suite(preset: str) -> None:
+    name = f"easy.{preset}"
+    levels = catalogue.find(name).levels
+    assert levels == catalogue.load(name).levels
+    assert catalogue.contract(name, [[1, level] for level in range(levels)]) == []
+    count = 128 if EVERY else 16
+    for level in range(levels):
+        held = catalogue.pool(name, level, 0, count, "heldout", 0.2)
+        assert len({one["description"]["objective"] for one in held}) == count
+
+
+_PLAIN = st.none() | st.booleans() | st.integers() | st.text(max_size=4)
+_RICH = (
+    _PLAIN
+    | st.fractions()
+    | st.dates()
+    | st.datetimes().map(lambda moment: moment.replace(fold=0))
+    | st.times().map(lambda moment: moment.replace(fold=0))
+    | st.frozensets(st.integers(), max_size=3).map(set)
+)
+
+
+@given(
+    st.recursive(
+        _RICH,
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.lists(inner, max_size=3).map(tuple)
+            | st.dictionaries(_PLAIN | st.just("~"), inner, max_size=3)
+        ),
+        max_leaves=8,
+    )
+)
+def test_lossless_json_gives_back_the_same_values_and_types(value: object) -> None:
+    back = decode(json.loads(json.dumps(encode(value))))
+    assert back == value
+    assert repr(back) == repr(value)
+
+
+def test_lossless_json_takes_numpy_and_refuses_objects() -> None:
+    import numpy as np
+
+    assert encode({"a": np.int64(3), "b": np.array([1, 2])}) == {"a": 3, "b": [1, 2]}
+    assert encode(np.float64(0.5)) == 0.5
+    assert decode(encode((Fraction(1, 3), datetime.date(2020, 1, 2))))[0] == Fraction(1, 3)
+    with pytest.raises(TypeError, match="wanted plain data, got object"):
+        encode(object())
