@@ -103,6 +103,11 @@ class Stack:
             **self._stats, left_behind=len(self._left_behind), verify_s=self._verify_s
         )
 
+    def check(self) -> None:
+        """Assert the invariants."""
+        counts = self.stats()
+        assert counts.left_behind <= counts.hung_checks <= counts.failed_checks, counts
+
     async def _component(self, check: Check, label: str, subject: Subject) -> Component:
         clock = self._tools.clock
         started_s = clock.now_s()

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 
 import pytest
 
@@ -134,29 +133,6 @@ def test_a_flood_is_cut_without_losing_the_record(find):
         "    ended = order.run(['sh', '-c', 'yes'], timeout_s=2)\n"
         "    return len(ended.stdout) == 1 << 20 and ended.exit_code != 0\n"
     )
-    assert find(program, check).value == 1.0
-
-
-def test_a_candidate_can_not_read_the_order(find):
-    spy = (
-        "import os, sys\n"
-        "parent = os.getppid()\n"
-        "for place in ('environ', 'mem', 'fd/0', 'maps'):\n"
-        "    try:\n"
-        "        with open(f'/proc/{parent}/{place}', 'rb') as file: file.read(1)\n"
-        "        print('read', place)\n"
-        "    except OSError: pass\n"
-    )
-    check = source(
-        "import sys\n"
-        "def check(order):\n"
-        "    ended = order.run([sys.executable, '-c', order.params['spy']])\n"
-        "    return {'value': float(ended.stdout == b''),\n"
-        "            'evidence': {'said': ended.stdout.decode()}}\n",
-        spy=spy,
-    )
-    if os.geteuid() == 0:
-        pytest.skip("root reads everything; the sandbox leaves root")
     assert find(program, check).value == 1.0
 
 

@@ -1,4 +1,5 @@
 import asyncio
+import importlib
 
 import pytest
 
@@ -111,3 +112,8 @@ def test_a_generous_scorer_is_not_even_asked_about_nothing(reply, make_attempt, 
 def test_a_score_that_is_no_share_is_the_scorers_failure(score, make_attempt, clock):
     with pytest.raises(VerifierError, match="wanted a score"):
         scored(score, "1", make_attempt, clock)
+
+
+def test_the_scorer_that_is_called_by_name_exists():
+    module, _, name = kinds.REASONING_GYM_SCORER.partition(":")
+    assert callable(getattr(importlib.import_module(module), name))

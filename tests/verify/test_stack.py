@@ -102,6 +102,7 @@ def test_a_check_that_resists_cancellation_is_left_behind_and_counted(make_attem
         verdict = await stack.verify(make_attempt("two", checks=[check]), None)
         assert verdict.reward is None
         assert stack.stats().hung_checks == stack.stats().left_behind == 1
+        stack.check()
         for work in list(stack._left_behind):
             work.cancel()
         await asyncio.sleep(0)
@@ -147,6 +148,7 @@ def test_counts_are_kept(make_attempt, clock):
         for kind in ("exact", "raising"):
             check = Check(kind=kind, params={"answer": "two"})
             await stack.verify(make_attempt("two", checks=[check]), None)
+            stack.check()
         assert stack.stats() == stacks.StackStats(verdicts=2, failed_checks=1)
 
     asyncio.run(body())
