@@ -84,10 +84,11 @@ class Groups:
         self._running += 1
         try:
             trajectory = await self._try(request)
-            while trajectory.outcome is Outcome.INFRA_FAILED and self._may_retry(trajectory):
+            while trajectory.outcome is Outcome.INFRA_FAILED and self._may_retry(request):
                 self._num_retries += 1
-                await self._clock.sleep(self._retries.pause_after(trajectory.tries))
-                trajectory = await self._try(replace(request, tries=trajectory.tries + 1))
+                await self._clock.sleep(self._retries.pause_after(request.tries))
+                request = replace(request, tries=request.tries + 1)
+                trajectory = await self._try(request)
         finally:
             self._running -= 1
         assert trajectory.outcome is not None, "an attempt without an outcome"
@@ -164,6 +165,7 @@ class Groups:
                 raise
             trajectory = self._cancelled(request)
         del self._members[request.key]
+        self._unwanted.discard(request.key)
         tell(trajectory)
         return trajectory
 
@@ -171,14 +173,15 @@ class Groups:
         self._outcomes[Outcome.CANCELLED] += 1
         return _unfinished(request, Outcome.CANCELLED, "cancelled")
 
-    def _may_retry(self, trajectory: Trajectory) -> bool:
-        known = trajectory.task.executor in self._executors
-        return known and trajectory.tries < self._retries.attempts
+    def _may_retry(self, request: AttemptRequest) -> bool:
+        known = request.task.executor in self._executors
+        return known and request.tries < self._retries.attempts
 
     async def _try(self, request: AttemptRequest) -> Trajectory:
         attempted = await self._execute(request)
         try:
-            return _storable(await self._judge(attempted.trajectory, attempted.sealed))
+            made = replace(attempted.trajectory, tries=request.tries)
+            return _storable(await self._judge(made, attempted.sealed))
         finally:
             if attempted.sealed is not None:
                 await asyncio.shield(attempted.sealed.close())

@@ -250,6 +250,23 @@ def test_executor_that_raises_against_its_contract_is_an_infrastructure_failure(
     assert trajectory.tries == 3
 
 
+def test_executor_that_does_not_count_its_tries_has_the_same_budget():
+    class Forgetful:
+        runs = 0
+
+        async def run(self, request):
+            self.runs += 1
+            lost = Outcome.INFRA_FAILED
+            return Attempted(
+                trajectory=Trajectory(key=request.key, task=request.task, outcome=lost)
+            )
+
+    executor = Forgetful()
+    groups = Groups({"answer": executor}, RIGHT, ManualClock(auto_jump=True))
+    trajectory = asyncio.run(groups.attempt(request(answer_task())))
+    assert (executor.runs, trajectory.tries) == (3, 3)
+
+
 # --- cancellation -----------------------------------------------------------------------------
 
 
@@ -321,7 +338,9 @@ def test_one_member_can_be_cancelled_and_the_others_go_on():
         running = asyncio.create_task(groups.run(wanted))
         await until(lambda: policy.waiting == 1)
         assert groups.cancel(wanted[1].key)
+        groups.check()
         group = await running
+        groups.check()
         assert not groups.cancel(wanted[1].key)
         return group
 
