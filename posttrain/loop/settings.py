@@ -11,6 +11,10 @@ from typing import Literal
 from pydantic import Field
 
 from posttrain.core.config import Settings
+from posttrain.domains.catalogue import DomainSpec
+from posttrain.domains.mixture import HELDOUT_SHARE
+from posttrain.engine.settings import EngineSettings
+from posttrain.train.settings import TrainSettings
 
 
 class RunSettings(Settings):
@@ -37,33 +41,22 @@ class ModelSettings(Settings):
     """What engine and trainer compute in; master weights are float32 always."""
 
 
-class EngineSettings(Settings):
-    """How tokens are sampled."""
-
-    max_streams: int = Field(default=64, ge=1)
-    """Requests decoded side by side."""
-    cache_tokens: int = Field(default=65_536, ge=256)
-    """Tokens whose keys and values fit in the cache."""
-
-
-class DomainChoice(Settings):
-    """One domain of the mixture."""
-
-    name: str
-    """Name in the catalogue."""
-    levels: tuple[int, ...] = ()
-    """Levels of difficulty to draw from; empty: all of them."""
-    weight: float = Field(default=1.0, gt=0)
-    """Share of the draws, relative to the others."""
-
-
 class DomainsSettings(Settings):
     """What is practised, and what is watched for forgetting."""
 
-    train: tuple[DomainChoice, ...] = ()
+    train: tuple[DomainSpec, ...] = ()
     """Domains whose tasks are trained on (their held-out tasks are evaluated)."""
-    watch: tuple[DomainChoice, ...] = ()
+    watch: tuple[DomainSpec, ...] = ()
     """Domains that are evaluated and never trained on."""
+    anchor: tuple[DomainSpec, ...] = ()
+    """Domains whose training tasks, with the starting model's own replies, hold the weights
+    (`train.anchor_weight`)."""
+    anchor_tasks: int = Field(default=64, ge=1)
+    """Tasks of the anchor, over all its domains."""
+    heldout_share: float = Field(default=HELDOUT_SHARE, gt=0, lt=1)
+    """Share of the tasks, by hash of their content, that training never sees."""
+    task_timeout_s: float = Field(default=30.0, gt=0)
+    """What making one task may take before its domain counts as failing."""
 
 
 class SftSettings(Settings):
@@ -74,7 +67,7 @@ class SftSettings(Settings):
     examples_per_step: int = Field(default=32, ge=1)
     """Oracle trajectories in one step."""
     domains: tuple[str, ...] = ()
-    """Domains of the mixture that take part; empty: all of them."""
+    """Names among `domains.train` that take part; empty: all of them."""
 
 
 class RlSettings(Settings):
@@ -94,6 +87,8 @@ class RlSettings(Settings):
     on, the next batch is generated while one trains."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature of training attempts."""
+    max_tokens: int = Field(default=256, ge=1)
+    """Tokens of one turn at most; a task's own limits apply beside it."""
     tries: int = Field(default=3, ge=1)
     """Executions of one attempt, all layers together, before an infrastructure failure is final."""
 
@@ -107,6 +102,15 @@ class EvalSettings(Settings):
     """Points of the run at which the suite is run."""
 
 
+class SandboxSettings(Settings):
+    """Processes beside the model."""
+
+    workers: int = Field(default=1, ge=1)
+    """Killable processes that make tasks and score answers."""
+    max_verifications: int = Field(default=8, ge=1)
+    """Verdicts worked out at once."""
+
+
 class RunConfig(Settings):
     """The resolved configuration of a run."""
 
@@ -116,4 +120,6 @@ class RunConfig(Settings):
     domains: DomainsSettings = DomainsSettings()
     sft: SftSettings = SftSettings()
     rl: RlSettings = RlSettings()
+    train: TrainSettings = TrainSettings()
     evals: EvalSettings = EvalSettings()
+    sandbox: SandboxSettings = SandboxSettings()

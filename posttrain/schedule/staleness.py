@@ -47,11 +47,6 @@ class Lineage:
         return self._chain[-1]
 
     @property
-    def parent(self) -> int:
-        """The version the current one was made from; the first one is its own."""
-        return self._chain[max(0, len(self._chain) - 2)]
-
-    @property
     def next_version(self) -> int:
         """The version the next update will make: higher than any there ever was."""
         return self._highest + 1

@@ -1,0 +1,80 @@
+"""Draws over the mixture of domains: which key a draw falls on, and its task from a worker.
+
+It moves no weights and keeps no state. The one thing that must stay true: a draw's decision
+depends on its number, the seed of the run and the quarantined domains alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from posttrain.core.errors import ConfigError, DomainError, nearest
+from posttrain.core.task import Oracle, Task
+from posttrain.domains.mixture import Key, Mixture
+from posttrain.domains.supply import Supply
+from posttrain.loop.moves import Phase
+from posttrain.loop.parts import Decision
+
+
+class MixtureSource:
+    """`loop.parts.Source` over keys. `sft_domains`: those of the supervised phase; empty: all.
+
+    Raises:
+        ConfigError: `sft_domains` names a domain that is not among the keys.
+    """
+
+    def __init__(
+        self, keys: Sequence[Key], *, root_seed: int, sft_domains: Sequence[str] = ()
+    ) -> None:
+        names = {key.domain for key in keys}
+        for name in sft_domains:
+            if name not in names:
+                raise ConfigError(
+                    f"sft.domains names {name!r}, which is not trained on{nearest(name, names)}",
+                    "add it to domains.train, or take it out of sft.domains",
+                )
+        sft = [key for key in keys if not sft_domains or key.domain in sft_domains]
+        self._mixtures = {
+            Phase.SFT: Mixture(sft, root_seed=root_seed),
+            Phase.RL: Mixture(keys, root_seed=root_seed),
+        }
+
+    def decide(self, draw: int, *, phase: Phase, without: frozenset[str]) -> Decision | None:
+        """See the port."""
+        drawn = self._mixtures[phase].draw(draw, without=without)
+        if drawn is None:
+            return None
+        return Decision(draw=draw, domain=drawn.key.domain, level=drawn.key.level, seed=drawn.seed)
+
+
+class SupplyTasks:
+    """`loop.parts.Tasks`, and oracles, from killable workers."""
+
+    def __init__(self, supply: Supply, keys: Sequence[Key], *, root_seed: int) -> None:
+        self._supply = supply
+        self._root_seed = root_seed
+        self._keys: Mapping[tuple[str, int], Key] = {(k.domain, k.level): k for k in keys}
+
+    async def task(self, decision: Decision) -> Task:
+        """See the port."""
+        key = self._key(decision.domain, decision.level)
+        tasks = await self._supply.drawn(key, root_seed=self._root_seed, numbers=[decision.draw])
+        return tasks[0]
+
+    async def oracle(self, task: Task) -> Oracle:
+        """The reference solution of a task.
+
+        Raises:
+            DomainError: the domain raised, hung or died.
+        """
+        oracles = await self._supply.oracles(self._key(task.domain, task.level), [task])
+        return oracles[0]
+
+    def _key(self, domain: str, level: int) -> Key:
+        try:
+            return self._keys[domain, level]
+        except KeyError:
+            raise DomainError(
+                f"domain {domain!r} at level {level} is not in this run's mixture any more.",
+                "resume with the configuration the run was started with",
+            ) from None
