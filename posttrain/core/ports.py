@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
 from posttrain.core.events import LedgerEvent, Note
-from posttrain.core.task import Environment, Isolation, Json, Lane, Message, Oracle, Task
+from posttrain.core.task import Entry, Environment, Isolation, Json, Lane, Message, Oracle, Task
 from posttrain.core.trajectory import AttemptKey, Group, Row, Sampled, Sampling, Trajectory
 from posttrain.core.verdict import Verdict
 
@@ -109,28 +109,6 @@ class ExecResult:
     truncated: bool = False
     """Output passed the cap; head and tail were kept."""
     duration_s: float = 0.0
-
-
-class EntryKind(StrEnum):
-    """What stands at a path."""
-
-    FILE = "file"
-    FOLDER = "folder"
-    LINK = "link"
-    OTHER = "other"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """Something in a workspace, itself and not what a link leads to."""
-
-    path: str
-    """Relative to the workspace; bytes that are no UTF-8 are written as `\\xff`."""
-    kind: EntryKind
-    mode: int
-    """Permission bits."""
-    size: int
-    """Bytes, of a file."""
 
 
 class Sealed(Protocol):

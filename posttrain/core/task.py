@@ -179,6 +179,28 @@ class Artefact:
     """For `probe`: the shell command."""
 
 
+class EntryKind(StrEnum):
+    """What stands at a path."""
+
+    FILE = "file"
+    FOLDER = "folder"
+    LINK = "link"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Something in a workspace, itself and not what a link leads to."""
+
+    path: str
+    """Relative to the workspace; bytes that are no UTF-8 are written as `\\xff`."""
+    kind: EntryKind
+    mode: int
+    """Permission bits."""
+    size: int
+    """Bytes, of a file."""
+
+
 class Isolation(StrEnum):
     """How strongly code is contained, weakest first."""
 

@@ -22,8 +22,8 @@ from typing import Any
 
 import posttrain
 from posttrain.core.errors import IsolationError, PosttrainError, SandboxError, UsageError
-from posttrain.core.ports import Entry, EntryKind, ExecResult, Sandbox, Sealed
-from posttrain.core.task import Environment, Isolation
+from posttrain.core.ports import ExecResult, Sandbox, Sealed
+from posttrain.core.task import Entry, EntryKind, Environment, Isolation
 from posttrain.sandbox import child, spec, wire
 from posttrain.sandbox.channel import Channel
 from posttrain.sandbox.leases import Leases, LeaseState, LeaseStats

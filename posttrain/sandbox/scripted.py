@@ -15,8 +15,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from posttrain.core.errors import IsolationError, SandboxError, UsageError
-from posttrain.core.ports import Entry, EntryKind, ExecResult, Sandbox, Sealed
-from posttrain.core.task import Environment, Isolation
+from posttrain.core.ports import ExecResult, Sandbox, Sealed
+from posttrain.core.task import Entry, EntryKind, Environment, Isolation
 from posttrain.sandbox.leases import Leases, LeaseState, LeaseStats
 from posttrain.sandbox.spec import workspace_parts
 

@@ -15,8 +15,8 @@ import pytest
 
 from posttrain.core.clock import ManualClock
 from posttrain.core.errors import WorkerError
-from posttrain.core.ports import Entry, EntryKind, ExecResult
-from posttrain.core.task import Description, Environment, Isolation, Task
+from posttrain.core.ports import ExecResult
+from posttrain.core.task import Description, Entry, EntryKind, Environment, Isolation, Task
 from posttrain.core.trajectory import AttemptKey, Trajectory, Turn
 from posttrain.verify.execution import ARTEFACTS
 from posttrain.verify.kinds import Subject, Tools
