@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from posttrain.core.errors import UsageError, nearest
+from posttrain.core.errors import PreflightError, UsageError, nearest
 
 
 def root() -> Path:
@@ -48,11 +48,29 @@ def fresh(name: str) -> Path:
     return folder
 
 
+def forget(folder: Path) -> None:
+    """Remove the folder of a run that never began: its ledger is empty, and nothing but what was
+    laid out before the first event is in it.
+    """
+    ledger = folder / "ledger.jsonl"
+    known = {"config.toml", "ledger.jsonl"}
+    began = ledger.exists() and ledger.stat().st_size > 0
+    if began or {path.name for path in folder.iterdir()} - known:
+        return
+    for name in known:
+        (folder / name).unlink(missing_ok=True)
+    folder.rmdir()
+
+
 @contextmanager
 def crash_file(folder: Path) -> Iterator[None]:
-    """Keep the traceback of what goes wrong inside in `error.txt` of the run folder."""
+    """Keep the traceback of what goes wrong inside in `error.txt` of the run folder. Mistakes of
+    a person and lacks of the machine are told in full anyway and leave none.
+    """
     try:
         yield
+    except (UsageError, PreflightError):
+        raise
     except Exception as error:
         import traceback
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posttrain.core.errors import UsageError, nearest
+from posttrain.cli import runs
+from posttrain.core.errors import PreflightError, UsageError, nearest
 
 if TYPE_CHECKING:
     from posttrain.core.config import Resolved
@@ -57,3 +58,30 @@ def saved(folder: Path) -> Resolved[RunConfig]:
     from posttrain.loop.settings import RunConfig
 
     return config.load(RunConfig, file=folder / "config.toml")
+
+
+def begin(
+    preset: str | None, file: Path | None, overrides: Sequence[str], *, name: str | None = None
+) -> tuple[Path, Resolved[RunConfig]]:
+    """The folder of a new run, made, with its resolved configuration written into it. The run is
+    named after its folder: `name`, else `run.name`, with a number where that is taken.
+
+    Raises:
+        UsageError: the configuration does not fit.
+        PreflightError: the folder cannot be written.
+    """
+    overrides = [*overrides, f"run.name={name}"] if name else list(overrides)
+    resolved = resolve(preset, file, overrides)
+    folder = runs.fresh(resolved.value.run.name)
+    if folder.name != resolved.value.run.name:
+        others = [each for each in overrides if each.partition("=")[0].strip() != "run.name"]
+        resolved = resolve(preset, file, [*others, f"run.name={folder.name}"])
+    try:
+        folder.mkdir(parents=True)
+        (folder / "config.toml").write_text(resolved.dump(), encoding="utf-8")
+    except OSError as error:
+        raise PreflightError(
+            f"the run folder {folder} cannot be written: {error.strerror or error}.",
+            "free space or permissions there, or set POSTTRAIN_RUNS to another folder.",
+        ) from error
+    return folder, resolved

@@ -46,7 +46,7 @@ def train(
     try:
         ending = _work(folder, resolved.value, resume=resume is not None)
     except (PreflightError, UsageError):
-        _forget(folder)
+        runs.forget(folder)
         raise
     _conclude(folder, ending)
 
@@ -60,33 +60,11 @@ def _begin(
             f"train wants a --preset ({', '.join(sources.presets())}), a --config file, or --set.",
             "posttrain train --preset smoke",
         )
-    overrides = [*overrides, f"run.name={run}"] if run else list(overrides)
-    resolved = sources.resolve(preset, config, overrides)
-    name = resolved.value.run.name
     if run is not None and (runs.root() / run).exists():
         raise UsageError(
             f"there is a run '{run}' already.", f"posttrain train --resume {run}, or another --run"
         )
-    folder = runs.fresh(name)
-    if folder.name != name:  # the folder's name is the run's identity
-        others = [each for each in overrides if each.partition("=")[0].strip() != "run.name"]
-        resolved = sources.resolve(preset, config, [*others, f"run.name={folder.name}"])
-    try:
-        folder.mkdir(parents=True)
-        (folder / "config.toml").write_text(resolved.dump(), encoding="utf-8")
-    except OSError as error:
-        raise PreflightError(
-            f"the run folder {folder} cannot be written: {error.strerror or error}.",
-            "free space or permissions there, or set POSTTRAIN_RUNS to another folder.",
-        ) from error
-    return folder, resolved
-
-
-def _forget(folder: Path) -> None:
-    """Remove the folder of a run that never began: nothing but its configuration is in it."""
-    if [path.name for path in folder.iterdir()] == ["config.toml"]:
-        (folder / "config.toml").unlink()
-        folder.rmdir()
+    return sources.begin(preset, config, overrides, name=run)
 
 
 def _work(folder: Path, config: RunConfig, *, resume: bool) -> Ending:

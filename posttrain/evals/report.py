@@ -7,6 +7,7 @@ task or a tool wrote is shown literally, never as markup (templates escape all t
 
 from __future__ import annotations
 
+import fnmatch
 import math
 import os
 import tempfile
@@ -58,6 +59,8 @@ class Account:
     """Number by reason."""
     outcomes: Mapping[str, int] = field(default_factory=dict)
     stops: Mapping[str, int] = field(default_factory=dict)
+    drawn: frozenset[str] = frozenset()
+    """Domains that tasks were drawn from."""
     resumed: int = 0
     ended: str = ""
     """Reason of the last end; '' while the run goes on or after it was killed."""
@@ -124,7 +127,8 @@ def load(folder: Path) -> ReportData:
     config_file = folder / "config.toml"
     config_text = config_file.read_text(encoding="utf-8") if config_file.exists() else ""
     config = tomllib.loads(config_text)
-    watched = [choice["name"] for choice in config.get("domains", {}).get("watch", ())]
+    account = account_of(read_events(ledger)) if ledger.exists() else Account()
+    watched = _watched(notes.get("eval", ()), config, account)
     steps = summary.steps_of(notes.get("step", ()))
     outcomes = summary.outcomes_of(notes.get("eval", ()), watch=watched)
     return ReportData(
@@ -134,7 +138,7 @@ def load(folder: Path) -> ReportData:
         steps=steps,
         outcomes=outcomes,
         pairs=_pairs(attempts, outcomes),
-        account=account_of(read_events(ledger)) if ledger.exists() else Account(),
+        account=account,
         cost=_cost(steps, config.get("run", {}).get("price_per_hour")),
         environment=_environment(notes.get("environment", ())),
         warnings=tuple(str(note.data.get("message", "")) for note in notes.get("warning", ())),
@@ -147,11 +151,14 @@ def account_of(ledger: Iterable[events.LedgerEvent]) -> Account:
     outcomes: dict[str, str] = {}
     stops: dict[str, str] = {}
     trained_at: dict[str, int] = {}
+    drawn: set[str] = set()
     resumed, ended = 0, ""
     for event in ledger:
         match event:
             case events.Started():
                 resumed, ended = resumed + event.resumed, ""
+            case events.Drawn():
+                drawn.add(event.domain)
             case events.Entered():
                 state.setdefault(event.key, "pending")
             case events.Finished():
@@ -179,8 +186,22 @@ def account_of(ledger: Iterable[events.LedgerEvent]) -> Account:
         },
         outcomes=dict(Counter(outcomes.values()).most_common()),
         stops=dict(Counter(stops.values()).most_common()),
+        drawn=frozenset(drawn),
         resumed=resumed,
         ended=ended,
+    )
+
+
+def _watched(
+    evaluations: Iterable[Note], config: Mapping[str, Any], account: Account
+) -> frozenset[str]:
+    """Evaluated domains that were neither named for training nor ever drawn."""
+    patterns = [str(each["name"]) for each in config.get("domains", {}).get("train", ())]
+    evaluated = {name for note in evaluations for name in note.data["domains"]}
+    return frozenset(
+        name
+        for name in evaluated - account.drawn
+        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
     )
 
 

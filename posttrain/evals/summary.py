@@ -195,16 +195,17 @@ def evaluation_of(note: Note) -> Evaluation:
         _result(name, entry) for name, told in domains.items() for entry in told["results"]
     )
     constants = {
-        name: Constant(text=str(told.get("constant_text", "")), rate=float(told["constant"]))
+        name: Constant(text=str(told.get("constant_text") or ""), rate=float(told["constant"]))
         for name, told in domains.items()
         if told.get("constant") is not None
     }
     return Evaluation(
         suite=str(note.data.get("suite", "")),
-        weights=str(note.data["point"]),
+        weights=str(note.data.get("weights", note.data["point"])),
         sampling=Sampling(),
         results=results,
         constants=constants,
+        duration_s=float(note.data.get("seconds") or 0.0),
     )
 
 
@@ -215,7 +216,7 @@ def _result(domain: str, entry: Mapping[str, Json]) -> Result:
         domain=domain,
         outcome=Outcome.INFRA_FAILED if passed is None else Outcome.SCORED,
         reward=None if passed is None else float(passed),
-        text=str(entry.get("text", "")),
+        text=str(entry.get("text") or ""),
     )
 
 

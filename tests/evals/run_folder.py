@@ -52,6 +52,7 @@ name = "smollm2-135m"  # preset demo:6
 steps = 40  # demo.toml:4
 
 [domains]
+train = [{{name = "rg.[bcgpf]*"}}, {{name = "terminal.*"}}]  # preset demo:10
 watch = [{{name = "rg.lcm"}}, {{name = "rg.letter_counting"}}]  # preset demo:11
 """
 
