@@ -10,34 +10,26 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import importlib
-import importlib.metadata
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from posttrain.core import codec
 from posttrain.core.config import Settings
 from posttrain.core.errors import DomainError, PosttrainError, UsageError, nearest
 from posttrain.core.ports import Domain
 from posttrain.core.task import Json, Oracle, Task
-from posttrain.domains import files, mixture
+from posttrain.domains import mixture, outside
+from posttrain.domains.adapters import reasoning_gym
 from posttrain.domains.domain import check_contract
+from posttrain.domains.families import terminal, toy
 from posttrain.domains.mixture import Split
 from posttrain.domains.presets import FAMILY as PRESET_FAMILY
 from posttrain.domains.presets import PRESETS
 
 T = TypeVar("T")
 
-GROUP = "posttrain.domains"
-"""Entry-point group of domains that others ship: name → a domain, or a callable that makes one."""
-FAMILIES: Mapping[str, str] = {
-    "toy": "posttrain.domains.families.toy",
-    "terminal": "posttrain.domains.families.terminal",
-    "reasoning_gym": "posttrain.domains.adapters.reasoning_gym",
-}
-"""Family → its module, which has `LEVELS` (kind → number) and `domain(kind, name=…, params=…)`."""
 _SOURCES: Mapping[str, str] = {"reasoning_gym": "reasoning-gym"}
 
 
@@ -71,14 +63,22 @@ class Entry:
     """What the worker functions take: a name, or a name with source and parameters."""
 
 
-class _Family(Protocol):
+class Family(Protocol):
+    """A module that makes the domains of one family."""
+
     LEVELS: Mapping[str, int]
+    """Kind → number of levels."""
 
-    def domain(self, kind: str, *, name: str, params: Json = None) -> Domain: ...
+    def domain(self, kind: str, *, name: str, params: Json = None) -> Domain:
+        """The domain of a kind, under a name."""
+        ...
 
 
-def _family(name: str) -> _Family:
-    return cast("_Family", importlib.import_module(FAMILIES[name]))
+FAMILIES: Mapping[str, Family] = {
+    "toy": toy,
+    "terminal": terminal,
+    reasoning_gym.FAMILY: reasoning_gym,
+}
 
 
 # --- looking up -------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def _family(name: str) -> _Family:
 
 def entries() -> tuple[Entry, ...]:
     """Every named domain: families, presets, then those of other packages."""
-    return (*_built_in().values(), *_plugins())
+    return (*_built_in().values(), *_announced())
 
 
 @functools.cache
@@ -100,7 +100,7 @@ def _built_in() -> Mapping[str, Entry]:
             reference=f"{family}.{kind}",
         )
         for family in FAMILIES
-        for kind, levels in sorted(_family(family).LEVELS.items())
+        for kind, levels in sorted(FAMILIES[family].LEVELS.items())
     ]
     for kind, preset in PRESETS.items():
         name = f"{PRESET_FAMILY}.{kind}"
@@ -116,16 +116,17 @@ def _built_in() -> Mapping[str, Entry]:
     return {entry.name: entry for entry in found}
 
 
-def _plugins() -> Iterator[Entry]:
-    for point in importlib.metadata.entry_points(group=GROUP):
-        package = point.dist.name if point.dist is not None else point.module
-        yield Entry(
-            name=point.name,
-            family=point.name.partition(".")[0],
-            source=package,
+def _announced() -> list[Entry]:
+    return [
+        Entry(
+            name=one.name,
+            family=one.name.partition(".")[0],
+            source=one.package,
             levels=None,
-            reference=point.name,
+            reference=one.name,
         )
+        for one in outside.announced()
+    ]
 
 
 def find(name: str) -> Entry:
@@ -134,7 +135,7 @@ def find(name: str) -> Entry:
     Raises:
         UsageError: there is none; the message names the nearest.
     """
-    if files.is_path(name):
+    if outside.is_path(name):
         return Entry(name=name, family="", source=name, levels=None, reference=name)
     known = {entry.name: entry for entry in entries()}
     if name not in known:
@@ -150,7 +151,7 @@ def matching(pattern: str) -> tuple[Entry, ...]:
     Raises:
         UsageError: nothing matches.
     """
-    if files.is_path(pattern) or not set("*?[") & set(pattern):
+    if outside.is_path(pattern) or not set("*?[") & set(pattern):
         return (find(pattern),)
     found = tuple(entry for entry in entries() if fnmatch.fnmatchcase(entry.name, pattern))
     if not found:
@@ -211,20 +212,19 @@ def _load(text: str) -> Domain:
         family, _, kind = source.partition(".")
         if family not in FAMILIES:
             raise UsageError(f"domain {source!r} takes no params.")
-        return _told(name, lambda: _family(family).domain(kind, name=name, params=params))
+        return _told(name, lambda: FAMILIES[family].domain(kind, name=name, params=params))
     name = str(reference)
-    if files.is_path(name):
-        return _told(name, lambda: files.load(name))
+    if outside.is_path(name):
+        return _told(name, lambda: outside.load(name))
     family, _, kind = name.partition(".")
     if family == PRESET_FAMILY and kind in PRESETS:
         preset = PRESETS[kind]
         tables = codec.to_json(preset.params)
         return load({"name": name, "source": preset.source, "params": tables})
     if name in _built_in():
-        return _family(family).domain(kind, name=name)
+        return FAMILIES[family].domain(kind, name=name)
     find(name)
-    (point, *_) = importlib.metadata.entry_points(group=GROUP, name=name)
-    return _told(name, lambda: files.made(point.load()))
+    return _told(name, lambda: outside.load_announced(name))
 
 
 def _told(name: str, act: Callable[[], T]) -> T:

@@ -176,7 +176,7 @@ _RICH = (
     | st.dates()
     | st.datetimes().map(lambda moment: moment.replace(fold=0))
     | st.times().map(lambda moment: moment.replace(fold=0))
-    | st.frozensets(st.integers(), max_size=3).map(set)
+    | st.frozensets(st.integers(), max_size=1).map(set)
 )
 
 
@@ -205,3 +205,30 @@ def test_lossless_json_takes_numpy_and_refuses_objects() -> None:
     assert decode(encode((Fraction(1, 3), datetime.date(2020, 1, 2))))[0] == Fraction(1, 3)
     with pytest.raises(TypeError, match="wanted plain data, got object"):
         encode(object())
+
+
+@pytest.mark.parametrize("generator", sorted(table.READ_AS_PYTHON | table.READ_BY_SYMPY))
+def test_an_answer_is_never_run_as_a_program(generator: str, tmp_path: Path) -> None:
+    """Nine scorers evaluate the answer; one that writes a file must be refused unread."""
+    domain = reasoning_gym.domain(generator, name=generator)
+    task, mark = domain.task(1, 0), tmp_path / "mark"
+    assert paid(task, domain.oracle(task).turns[0].text) == 1.0
+    opened = f"open({str(mark)!r}, 'w')"
+    for attack in (
+        opened,
+        f"[{opened}]",
+        f"[{opened}, 'a']",
+        f"__import__('pathlib').Path({str(mark)!r}).touch()",
+        f"().__class__.__base__.__subclasses__() or {opened}",
+        "9**9**9**9",
+        "(9**99)**(9**99)",
+    ):
+        assert paid(task, attack) == 0.0
+        assert not mark.exists()
+
+
+def test_what_is_not_a_number_is_not_right() -> None:
+    task = reasoning_gym.domain("complex_arithmetic", name="c").task(1, 0)
+    assert paid(task, task.private["answer"]) == 1.0
+    for answer in ("nan", "NaN + 1.0i", "inf"):
+        assert paid(task, answer) == 0.0

@@ -25,6 +25,7 @@ from posttrain.core.task import Check, Json, Oracle, Task
 from posttrain.domains import domain as build
 from posttrain.domains.adapters import reasoning_gym_levels as table
 from posttrain.domains.adapters.lossless import decode, encode
+from posttrain.domains.adapters.reasoning_gym_answers import passes
 
 FAMILY = "reasoning_gym"
 PAID_SCORE = 0.99
@@ -98,11 +99,13 @@ def score(dataset: str, entry: Json, answer: str) -> float:
     if dataset not in LEVELS:
         raise UsageError(f"unknown generator {dataset!r}{nearest(dataset, LEVELS)}")
     original = decode(entry)
-    given, question = answer.strip(), str(original["question"]).strip()
-    if not given or question in given:
+    given, gold, question = (
+        text.strip() for text in (answer, str(original["answer"]), str(original["question"]))
+    )
+    if not passes(dataset, given, gold=gold, question=question):
         return 0.0
     if dataset in table.COMPARED:
-        return float(given.casefold() == str(original["answer"]).strip().casefold())
+        return float(given.casefold() == gold.casefold())
     try:
         scorer = _kept(dataset, json.dumps(original["setting"], sort_keys=True))
         raw = scorer.score_answer(given, original)

@@ -141,3 +141,19 @@ READS_FILES: frozenset[str] = frozenset(
 )
 """Made from data files at 40 to 370 ms each: one instance a setting is kept and given each seed in
 turn, which was checked to yield the same entries as a new instance."""
+
+READ_AS_PYTHON: frozenset[str] = frozenset(
+    {"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"}
+)
+"""Their scorers pass the answer to `eval`."""
+
+READ_BY_SYMPY: frozenset[str] = frozenset(
+    {
+        "countdown",
+        "intermediate_integration",
+        "polynomial_multiplication",
+        "puzzle24",
+        "simple_integration",
+    }
+)
+"""Their scorers pass the answer to SymPy's `parse_expr`, which is `eval` in disguise."""

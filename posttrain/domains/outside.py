@@ -1,16 +1,20 @@
-"""Domains of people's own files: `path.py:NAME`, and task sets in TOML or JSON.
+"""Domains from outside: other installed packages, and people's own files.
 
-Runs in a killable worker, where code of others may run; only `is_path` is for everybody. The one
-thing that must stay true: an error names the file, what was wanted in it, and what came.
+A file is `path.py:NAME`, or a task set in TOML or JSON; a package announces its domains in the
+entry-point group `posttrain.domains`. Loading runs code of others, so it happens in a killable
+worker; only `is_path` and `announced` are for everybody. The one thing that must stay true: an
+error names the file, what was wanted in it, and what came.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import importlib.util
 import json
 import sys
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -19,7 +23,35 @@ from posttrain.core.errors import UsageError, nearest
 from posttrain.core.ports import Domain
 from posttrain.domains import taskset
 
+GROUP = "posttrain.domains"
+"""Entry-point group: name → a domain, or a callable that makes one."""
 _WANTED = ("name", "levels", "task", "oracle")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announced:
+    """A domain that an installed package announces."""
+
+    name: str
+    package: str
+
+
+def announced() -> tuple[Announced, ...]:
+    """Every domain of other packages; their code is not loaded."""
+    return tuple(
+        Announced(name=point.name, package=point.dist.name if point.dist else point.module)
+        for point in importlib.metadata.entry_points(group=GROUP)
+    )
+
+
+def load_announced(name: str) -> Domain:
+    """The domain that a package announces under a name.
+
+    Raises:
+        UsageError: what it announces is no domain.
+    """
+    (point, *_) = importlib.metadata.entry_points(group=GROUP, name=name)
+    return made(point.load())
 
 
 def is_path(name: str) -> bool:

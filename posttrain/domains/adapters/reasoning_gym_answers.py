@@ -1,0 +1,52 @@
+"""Which answers may reach the scorers of reasoning-gym at all.
+
+Nine of its scorers evaluate the answer as a program, and some count "nan" as right. This decides
+by the text alone, before any scorer sees it; whether an answer is right is not its matter. The one
+thing that must stay true: nothing that passes can call, look up or import anything.
+"""
+
+from __future__ import annotations
+
+import re
+
+from posttrain.domains.adapters import reasoning_gym_levels as table
+
+MAX_CHARS = 20_000
+_NO_NUMBER = re.compile(r"\b(?:nan|inf|infinity)\b", re.IGNORECASE)
+_LITERAL = re.compile(r"""[\w\s,'"\[\]-]*""")
+_FORMULA = re.compile(r"[A-Za-z0-9_\s+*/().,=-]*")
+_CALLED = re.compile(r"([A-Za-z_]\w*)\s*\(")
+_FUNCTIONS = frozenset(
+    {"sin", "cos", "tan", "sec", "csc", "cot", "sinh", "cosh", "tanh", "asin", "acos", "atan"}
+    | {"exp", "log", "ln", "sqrt", "Abs"}
+)
+_LARGE_POWER = re.compile(r"\*\*\s*\(?\s*-?\s*(?:\d{3,}|[\w.]+\s*\)?\s*\*\*)")
+
+
+def passes(generator: str, answer: str, *, gold: str, question: str) -> bool:
+    """Whether an answer is one at all: not empty, no echo of the question, no disguised number,
+    and, where the scorer would evaluate it, plain data or a plain formula.
+
+    >>> passes("countdown", "(3 + 4)*5", gold="35", question="?")
+    True
+    >>> passes("countdown", "().__class__", gold="35", question="?")
+    False
+    """
+    if not answer or len(answer) > MAX_CHARS or (question and question in answer):
+        return False
+    if _NO_NUMBER.search(answer) and not _NO_NUMBER.search(gold):
+        return False
+    if generator in table.READ_AS_PYTHON:
+        return _LITERAL.fullmatch(answer) is not None
+    if generator in table.READ_BY_SYMPY:
+        return _is_formula(answer)
+    return True
+
+
+def _is_formula(answer: str) -> bool:
+    """Arithmetic over numbers and names, with known functions, and powers below 1,000."""
+    if not _FORMULA.fullmatch(answer) or "__" in answer or re.search(r"\.\s*[A-Za-z_]", answer):
+        return False
+    if any(name not in _FUNCTIONS for name in _CALLED.findall(answer)):
+        return False
+    return not _LARGE_POWER.search(answer)
