@@ -82,16 +82,24 @@ class Watch:
                     if passed:
                         self._domain(name).evaluated[point] = sum(passed) / len(passed)
             case "phase":
-                self.phase = str(data.get("phase", self.phase))
-                self._phase_started_s.setdefault(self.phase, self._clock.now_s())
+                self._enter(str(data.get("phase", self.phase)))
             case "heartbeat" | "warning" | "ended":
                 self.message = str(data.get("message", ""))
             case _:  # single attempts and the like: written down, not shown
                 pass
 
+    def _enter(self, phase: str) -> None:
+        """A new phase: means over steps of the old one would say nothing about it."""
+        if phase == self.phase:
+            return
+        self.phase = phase
+        self._phase_started_s.setdefault(phase, self._clock.now_s())
+        self._recent.clear()
+        for domain in self.domains.values():
+            domain.rewards.clear()
+
     def _take_step(self, data: Mapping[str, Json]) -> None:
-        self.phase = str(data.get("phase", self.phase))
-        self._phase_started_s.setdefault(self.phase, self._clock.now_s())
+        self._enter(str(data.get("phase", self.phase)))
         self._phase_done[self.phase] = self._phase_done.get(self.phase, 0) + 1
         self.step = int(data.get("step", self.step + 1))
         self.metrics = {k: v for k, v in (data.get("metrics") or {}).items() if v is not None}

@@ -82,9 +82,7 @@ class Resolved(Generic[T]):
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def origin(self, *path: str | int) -> Origin:
-        """Origin of the value at a path; that of the section or list around it where the value
-        itself was not named.
-        """
+        """Origin of the value at a path; for something inside a list, that of the list."""
         return _nearest_origin(self.origins, path)
 
     def dump(self) -> str:
@@ -125,7 +123,7 @@ def load(
     value = _validate(model, merged, problems)
     if problems or value is None:
         raise ConfigError(_paragraph(problems), "posttrain config schema lists every setting.")
-    return Resolved(value=value, origins=merged.origins)
+    return Resolved(value=value, origins=merged.named())
 
 
 def _paragraph(problems: Sequence[str]) -> str:
@@ -155,6 +153,16 @@ class _Layer:
             _put(self.tree, path, value)
         self.origins.update(upper.origins)
         self.texts.update(upper.texts)
+
+    def named(self) -> dict[KeyPath, Origin]:
+        """Origins of values. A section's own line is none: a key it does not hold is a default."""
+        return {p: o for p, o in self.origins.items() if not isinstance(_at(self.tree, p), dict)}
+
+
+def _at(tree: Any, path: KeyPath) -> Any:
+    for key in path:
+        tree = tree[key]
+    return tree
 
 
 def _put(tree: dict[str, Any], path: KeyPath, value: Any) -> None:

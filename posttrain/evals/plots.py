@@ -7,6 +7,7 @@ marked point and is counted (a diverged run must look diverged).
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ def chart(
     *,
     bands: Sequence[Band] = (),
     span: tuple[float, float] | None = None,
-    window: int = 9,
+    window: float = 1 / 10,
 ) -> Chart:
     """The chart of a series over training steps.
 
@@ -104,14 +105,15 @@ def chart(
         samples: in ascending x; values may be NaN or infinite.
         bands: phases shaded behind the curve.
         span: range of the y axis; None: from the finite values.
-        window: samples in the moving mean (weighted, centred).
+        window: width of the moving mean (weighted, centred), as a share of the x axis.
     """
     finite = [sample for sample in samples if math.isfinite(sample.value)]
     xs = [sample.x for sample in samples] + [x for band in bands for x in (band.first, band.last)]
     x_axis = Axis.over(xs, LEFT, WIDTH - RIGHT, whole=True)
     values = list(span) if span else [sample.value for sample in finite]
     y_axis = Axis.over(values, HEIGHT - BOTTOM, TOP, exact=span is not None)
-    runs = [_smooth(run, window) for run in _runs(samples)]
+    half = window * (x_axis.high - x_axis.low) / 2
+    runs = [_smooth(run, half) for run in _runs(samples)]
     smooth = [pair for run in runs for pair in run]
     return Chart(
         title=title,
@@ -157,11 +159,11 @@ def _runs(samples: Sequence[Sample]) -> list[list[Sample]]:
     return [run for run in runs if run]
 
 
-def _smooth(run: Sequence[Sample], window: int) -> list[tuple[float, float]]:
-    """Centred moving mean, weighted."""
-    half, means = window // 2, []
-    for index, sample in enumerate(run):
-        near = run[max(0, index - half) : index + half + 1]
+def _smooth(run: Sequence[Sample], half: float) -> list[tuple[float, float]]:
+    """Moving mean over the samples at most `half` away in x, weighted."""
+    means, xs = [], [sample.x for sample in run]
+    for sample in run:
+        near = run[bisect.bisect_left(xs, sample.x - half) : bisect.bisect(xs, sample.x + half)]
         weight = math.fsum(item.weight for item in near)
         total = math.fsum(item.weight * max(-_LARGEST, min(_LARGEST, item.value)) for item in near)
         means.append((sample.x, total / weight if weight > 0 else sample.value))

@@ -300,12 +300,12 @@ def _overall(steps: Sequence[Step]) -> list[Chart]:
     reward = [
         Sample(x=s.x, value=s.reward, weight=sum(s.counts.values()))
         for s in steps
-        if s.reward is not None
+        if s.sampled and s.reward is not None
     ]
     speed = [
         Sample(x=s.x, value=s.tokens / sum(s.seconds.values()))
         for s in steps
-        if s.tokens and sum(s.seconds.values()) > 0
+        if s.sampled and s.tokens and sum(s.seconds.values()) > 0
     ]
     charts = [plots.chart("mean reward, all domains", reward, bands=bands)] if reward else []
     charts += [plots.chart("sampled tokens per second", speed, bands=bands)] if speed else []
@@ -318,12 +318,13 @@ def _overall(steps: Sequence[Step]) -> list[Chart]:
 def _by_domain(steps: Sequence[Step]) -> list[Chart]:
     """Mean training reward of each domain over the steps."""
     bands = _bands(steps)
-    names = sorted({name for step in steps for name in step.rewards})
+    own = [step for step in steps if step.sampled]
+    names = sorted({name for step in own for name in step.rewards})
     charts = []
     for name in names:
         samples = [
             Sample(x=s.x, value=s.rewards[name], weight=s.counts.get(name, 1))
-            for s in steps
+            for s in own
             if name in s.rewards
         ]
         charts.append(plots.chart(name, samples, bands=bands, span=(0.0, 1.0)))
@@ -336,7 +337,7 @@ def _cost(steps: Sequence[Step], price_per_hour: float | None) -> Cost:
         for use in ("generate", "execute", "verify", "train", "idle")
     }
     split = TimeSplit(**{f"{use}_s": seconds for use, seconds in totals.items()})
-    tokens = sum(step.tokens for step in steps)
+    tokens = sum(step.tokens for step in steps if step.sampled)
     return Cost(time=split, sampled_tokens=tokens, price_per_hour=price_per_hour)
 
 

@@ -43,6 +43,11 @@ class Step:
     wall_s: float = 0.0
 
     @property
+    def sampled(self) -> bool:
+        """Whether its attempts were the policy's own; those of `sft` are oracles'."""
+        return self.phase != "sft"
+
+    @property
     def reward(self) -> float | None:
         """Mean reward over all attempts of the step; None where there was none."""
         total = sum(self.counts.get(name, 0) for name in self.rewards)

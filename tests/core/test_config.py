@@ -78,6 +78,7 @@ def test_later_sources_win_and_every_value_knows_where_it_came_from(tmp_path: Pa
     assert str(resolved.origin("name")) == "default"
     assert str(resolved.origin("seed")) == "preset p:1"
     assert str(resolved.origin("optim", "lr")) == f"{file}:5"
+    assert str(resolved.origin("optim", "clip")) == "default"  # its section was named, it was not
     assert str(resolved.origin("train", "num_epochs")) == (
         "environment variable POSTTRAIN_TRAIN__NUM_EPOCHS"
     )

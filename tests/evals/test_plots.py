@@ -32,7 +32,12 @@ def test_a_metric_that_is_never_finite_is_listed_with_a_warning() -> None:
 
 def test_the_line_is_the_weighted_moving_mean() -> None:
     samples = [Sample(x=0, value=0.0, weight=3), Sample(x=1, value=1.0, weight=1)]
-    assert chart("reward", samples, window=3).last == "0.25"
+    assert chart("reward", samples, window=2.0).last == "0.25"
+
+
+def test_far_samples_are_not_averaged_with_one_another() -> None:
+    samples = [Sample(x=1, value=5.0), Sample(x=2, value=5.0), Sample(x=100, value=1.0)]
+    assert chart("loss", samples).last == "1"
 
 
 @given(st.lists(st.floats(allow_subnormal=False, min_value=-1e12, max_value=1e12), max_size=20))
