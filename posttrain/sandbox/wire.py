@@ -33,9 +33,12 @@ def encode(head: Mapping[str, Any], body: bytes = b"") -> bytes:
     """The bytes of a frame.
 
     Raises:
-        ValueError: the head holds NaN or infinity. TypeError: it holds no JSON values.
+        ValueError: the head holds NaN or infinity, or something is too large for a frame.
+        TypeError: the head holds no JSON values.
     """
     text = json.dumps(head, allow_nan=False, separators=(",", ":")).encode("ascii")
+    if len(text) > MAX_HEAD_BYTES or len(body) > MAX_BODY_BYTES:
+        raise FrameError(f"{len(text)} + {len(body)} bytes are too many for one frame")
     return _LENGTHS.pack(len(text), len(body)) + text + body
 
 

@@ -1,5 +1,6 @@
 """Files of a folder that a policy filled, read and written without following any link.
 
+The folder is given by descriptor, so no path leads to it.
 Every component is opened relative to the one before it with `O_NOFOLLOW` (open(2)), so neither a
 link nor a rename during the walk leads out. Not a copier of trees. The one thing that must stay
 true: only regular files beneath the folder are ever read or written, and no open can block.
@@ -19,7 +20,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LEAF = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-def read(root: str, parts: Sequence[str], *, max_bytes: int) -> bytes | None:
+def read(root: int, parts: Sequence[str], *, max_bytes: int) -> bytes | None:
     """The first `max_bytes` of a regular file; None where there is none without passing a link."""
     try:
         with _folder(root, parts[:-1]) as folder, _open(parts[-1], os.O_RDONLY, folder) as leaf:
@@ -28,7 +29,7 @@ def read(root: str, parts: Sequence[str], *, max_bytes: int) -> bytes | None:
         return None
 
 
-def entries(root: str, *, max_entries: int) -> list[tuple[str, str, int, int]]:
+def entries(root: int, *, max_entries: int) -> list[tuple[str, str, int, int]]:
     """Path, kind, permission bits and size of everything beneath the folder, links not followed.
 
     A folder nested `_DEEPEST` deep is not looked into, and is called `other`.
@@ -53,7 +54,7 @@ def entries(root: str, *, max_entries: int) -> list[tuple[str, str, int, int]]:
     return found
 
 
-def write(root: str, parts: Sequence[str], data: bytes) -> None:
+def write(root: int, parts: Sequence[str], data: bytes) -> None:
     """Write a regular file, making its folders.
 
     Raises:
@@ -81,9 +82,9 @@ def _first(leaf: int, max_bytes: int) -> bytes:
 
 
 @contextlib.contextmanager
-def _folder(root: str, parts: Sequence[str]) -> Iterator[int]:
+def _folder(root: int, parts: Sequence[str]) -> Iterator[int]:
     """Descriptor of a folder beneath `root`."""
-    folder = os.open(root, _FOLDER)
+    folder = os.dup(root)
     try:
         for part in parts:
             inner = os.open(part, _FOLDER, dir_fd=folder)

