@@ -221,3 +221,35 @@ def test_a_bf16_model_stays_close_to_the_exact_one(tiny_directory, exact_model):
     _, got = packed(narrow, trainables, 1000, kind=torch.float32)
     cosine = torch.cosine_similarity(slope, got.double(), dim=0)
     assert cosine > 0.999
+
+
+def rows_keep_their_bits() -> bool:
+    """Whether bf16 products give a row the same bits whatever stands beside it, as they do on
+    CPUs with bf16 instructions.
+    """
+    left, right = torch.randn(3, 70, 64).bfloat16(), torch.randn(3, 64, 50).bfloat16()
+    weight = torch.randn(96, 64).bfloat16()
+    whole, linear = torch.bmm(left, right), torch.nn.functional.linear(left[0], weight)
+    return torch.equal(torch.bmm(left[:, :9], right), whole[:, :9]) and torch.equal(
+        torch.nn.functional.linear(left[0, :9], weight), linear[:9]
+    )
+
+
+def test_bf16_logprobs_have_the_same_bits_in_every_packing(tmp_path):
+    if not rows_keep_their_bits():
+        pytest.skip("this CPU's bf16 products depend on the size of the batch")
+    directory = random_model(tmp_path / "wide", hidden=256, heads=4, kv_heads=2, seed=5)
+    narrow = load(directory, dtype=torch.bfloat16, verify=False)
+    trainables = rows_of(random_groups(5, seed=10, size=6, longest=9))
+    found = []
+    with torch.no_grad():
+        for budget in (40, 90, 10_000):
+            values = {}
+            for micro in pack(trainables, budget=budget):
+                batch = Batch.of(micro, dtype=torch.float32)
+                got = selected_logprobs(batch.logits(narrow), batch.rows_N, batch.targets_N)
+                pairs = zip(micro.targets, got.logprobs_N.tolist(), strict=True)
+                values |= {target.behaviour: value for target, value in pairs}
+            found.append(values)
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) > 50
