@@ -54,6 +54,7 @@ def paid(task: Task, answer: str) -> float:
     return reasoning_gym.score(params["dataset"], params["entry"], answer)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("generator", GENERATORS)
 def test_the_oracle_is_paid_and_what_is_no_answer_is_not(generator: str) -> None:
     domain = reasoning_gym.domain(generator, name=f"reasoning_gym.{generator}")
@@ -225,6 +226,16 @@ def test_an_answer_is_never_run_as_a_program(generator: str, tmp_path: Path) -> 
     ):
         assert paid(task, attack) == 0.0
         assert not mark.exists()
+
+
+def test_an_unevaluated_integral_is_neither_an_answer_nor_a_gold_answer() -> None:
+    """Seed 0 at this level once had `-Integral(x*cos(x), x) + C` as its gold answer."""
+    domain = reasoning_gym.domain("intermediate_integration", name="i")
+    task = domain.task(0, 2)
+    assert "Integral" not in task.private["answer"]
+    assert paid(task, task.private["answer"]) == 1.0
+    integrand = decode(task.checks[0].params["entry"])["metadata"]["integrand"]
+    assert paid(task, f"Integral({integrand}, x) + C") == 0.0
 
 
 def test_what_is_not_a_number_is_not_right() -> None:

@@ -38,7 +38,7 @@ Params = Mapping[str, Json]
 """Arguments of a generator's configuration."""
 Setting = Mapping[str, Json]
 """Either `{"params": …}` or `{"level": …}`: which configuration an entry was made with."""
-_TRIES = 5
+_TRIES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,8 @@ def score(dataset: str, entry: Json, answer: str) -> float:
 def generate(generator: str, setting: Setting, *, seed: int) -> dict[str, Any]:
     """One entry: question, answer, metadata. Same arguments, same entry, on every machine.
 
-    Some generators give up on some seeds; then the next hashed seed is tried, five times in all.
+    Some generators give up on some seeds, or give an answer that is none (`Integral(…)`, which
+    merely repeats the question); then the next hashed seed is tried, a few times.
     """
     text = json.dumps(setting, sort_keys=True)
     for number in range(_TRIES):
@@ -145,7 +146,10 @@ def _entry(generator: str, setting: str, seed: int) -> dict[str, Any]:
         else:
             dataset = _dataset(generator, _arguments(generator, setting), seed=seed % 2**31)
         entry: dict[str, Any] = dataset[0]
-        return entry
+    gold, question = _gold(generator, entry), str(entry["question"]).strip()
+    if not passes(generator, gold.strip(), gold=gold, question=question):
+        raise ValueError(f"{generator} gave {gold!r:.80} as its answer to seed {seed}")
+    return entry
 
 
 def _gold(generator: str, entry: Mapping[str, Any]) -> str:
