@@ -54,6 +54,8 @@ def _cells(change: Change, points: tuple[str, ...]) -> list[Text | str]:
     if change.watch:
         name.append(" (watched)", style="dim")
     word = MARKS.get(change.direction, "") + change.direction.replace("_", " ")
+    if change.direction is Direction.UNKNOWN:
+        word = "–"
     return [
         name,
         str(change.last.scored),

@@ -6,6 +6,7 @@ The one thing that must stay true: a name that matches nothing is refused with t
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,17 +50,14 @@ def fresh(name: str) -> Path:
 
 
 def forget(folder: Path) -> None:
-    """Remove the folder of a run that never began: its ledger is empty, and nothing but what was
+    """Remove the folder of a run that never began: its ledger is empty, and nothing but what is
     laid out before the first event is in it.
     """
     ledger = folder / "ledger.jsonl"
-    known = {"config.toml", "ledger.jsonl"}
     began = ledger.exists() and ledger.stat().st_size > 0
-    if began or {path.name for path in folder.iterdir()} - known:
-        return
-    for name in known:
-        (folder / name).unlink(missing_ok=True)
-    folder.rmdir()
+    laid_out = {"config.toml", "ledger.jsonl", "model"}
+    if not began and {path.name for path in folder.iterdir()} <= laid_out:
+        shutil.rmtree(folder)
 
 
 @contextmanager

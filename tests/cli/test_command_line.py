@@ -220,3 +220,15 @@ def test_commands_are_wired_to_their_files() -> None:
     assert groups == {
         "models": models.app, "domains": domains.app, "config": config_command.app,
     }  # fmt: skip
+
+
+def test_only_a_run_that_never_began_is_forgotten(tmp_path: Path) -> None:
+    for name, ledger in (("never", ""), ("began", "{}\n")):
+        (tmp_path / name / "model").mkdir(parents=True)
+        (tmp_path / name / "config.toml").write_text("")
+        (tmp_path / name / "ledger.jsonl").write_text(ledger)
+        runs.forget(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["began"]
+    (tmp_path / "kept" / "journal").mkdir(parents=True)
+    runs.forget(tmp_path / "kept")
+    assert (tmp_path / "kept").exists()
