@@ -31,6 +31,7 @@ demo: setup
 
 test: check
 	$(TEST_THREADS) $(BIN)/pytest tests --ignore=tests/test_architecture.py --durations=10
+	$(TEST_THREADS) $(BIN)/posttrain domains check --sample --per-level 1
 
 check: setup
 	$(BIN)/ruff format --check .
