@@ -14,7 +14,7 @@ from inprocess import InProcess
 from posttrain.core import codec
 from posttrain.core.errors import DomainError, UsageError
 from posttrain.core.task import Task
-from posttrain.domains import catalogue
+from posttrain.domains import catalogue, outside
 from posttrain.domains.catalogue import DomainSpec
 from posttrain.domains.mixture import Split
 from posttrain.domains.supply import Supply
@@ -45,6 +45,13 @@ def test_the_catalogue_lists_every_family_once() -> None:
     assert families >= {"toy", "terminal", "reasoning_gym", "easy"}
     assert len(catalogue.matching("reasoning_gym.*")) >= 100
     assert len(catalogue.matching("terminal.*")) >= 8
+
+
+def test_no_catalogue_name_reads_as_a_path() -> None:
+    """`terminal.json` once did, and could not be found."""
+    for entry in catalogue.entries():
+        assert not outside.is_path(entry.name)
+        assert catalogue.find(entry.name) == entry
 
 
 def test_listing_imports_no_domain_library() -> None:

@@ -28,7 +28,7 @@ KINDS: Mapping[str, Make] = {
     "logs": terminal_data.logs,
     "pipeline": terminal_data.pipeline,
     "tables": terminal_data.tables,
-    "json": terminal_data.json_files,
+    "records": terminal_data.records,
     "sqlite": terminal_data.database,
 }
 LEVELS: Mapping[str, int] = dict.fromkeys(KINDS, 3)

@@ -170,7 +170,7 @@ def tables(draw: Draw, level: int) -> Scene:
     )
 
 
-def json_files(draw: Draw, level: int) -> Scene:
+def records(draw: Draw, level: int) -> Scene:
     """JSON: lay it out, change a nested value, merge a folder of records."""
     stems = names(draw, 5)
     source, out = f"{stems[0]}.json", f"{stems[1]}.json"
@@ -195,13 +195,13 @@ def json_files(draw: Draw, level: int) -> Scene:
         touched = [source]
     else:
         folder = draw.choice(FOLDERS)
-        records = [{"name": stem, "size": draw.randint(1, 999)} for stem in stems[1:]]
-        files = {f"{folder}/{one['name']}.json": json.dumps(one) + "\n" for one in records}
+        listed = [{"name": stem, "size": draw.randint(1, 999)} for stem in stems[1:]]
+        files = {f"{folder}/{one['name']}.json": json.dumps(one) + "\n" for one in listed}
         objective = (
             f"Each .json file in {folder} holds one record. Write all.json: a list of these "
             "records, smallest size first, equal sizes by name."
         )
-        ordered = sorted(records, key=lambda one: (one["size"], one["name"]))
+        ordered = sorted(listed, key=lambda one: (one["size"], one["name"]))
         goals = [is_json("all.json", ordered)]
         load = f"r=[json.load(open(p)) for p in glob.glob('{folder}/*.json')]"
         order = "r.sort(key=lambda o: (o['size'], o['name']))"
