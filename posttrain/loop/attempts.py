@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from posttrain.core import events, seeds
+from posttrain.core import events
 from posttrain.core.errors import DomainError
 from posttrain.core.ports import AttemptRequest
 from posttrain.core.task import Task
@@ -176,12 +176,11 @@ class Attempts:
                 group.members[key.hex] = old
                 continue
             tries = 1 if fresh else self._book.entered(key)
-            requests.append(self._request(key, task, tries))
+            requests.append(self._request(key, task, tries, Phase(group.drawn.phase)))
         return requests
 
-    def _request(self, key: AttemptKey, task: Task, tries: int) -> AttemptRequest:
-        seed = seeds.hashed(self._parts.run, self._parts.sampling.seed)
-        sampling = replace(self._parts.sampling, seed=seed)
+    def _request(self, key: AttemptKey, task: Task, tries: int, phase: Phase) -> AttemptRequest:
+        sampling = self._parts.sampling[phase]
         return AttemptRequest(key=key, task=task, sampling=sampling, tries=tries)
 
     def _survives(self, trajectory: Trajectory) -> bool:
@@ -206,7 +205,8 @@ def member_of(trajectory: Trajectory, phase: Phase) -> Member:
     outcome = trajectory.outcome or Outcome.CANCELLED
     reward, error = trajectory.reward, trajectory.error or ""
     if phase is Phase.SFT and reward is not None and reward < ORACLE_REWARD:
-        outcome, error = Outcome.VERIFIER_FAILED, f"the oracle earned {reward:g}, not 1"
+        outcome = Outcome.VERIFIER_FAILED
+        error = f"the oracle earned {reward:g} ({trajectory.stop})"
     return Member(
         key=trajectory.key.hex,
         outcome=outcome,

@@ -6,18 +6,24 @@ pinned copy of one version, so nothing that trains beside it can change a result
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from posttrain.core import codec
+from posttrain.core.errors import DomainError
 from posttrain.core.events import Note
+from posttrain.core.task import Json
 from posttrain.core.trajectory import Trajectory
+from posttrain.domains.mixture import Key
+from posttrain.domains.supply import Supply
 from posttrain.evals import metrics
 from posttrain.evals.metrics import Evaluation
-from posttrain.evals.suite import Evaluator, Suite
+from posttrain.evals.suite import Evaluator, Suite, build
 from posttrain.loop.parts import Records
 
 SLOT = "eval"
+SUITE_SEED = 0
+"""Runs of every seed are evaluated on the same held-out tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,21 +40,25 @@ class Weights:
 
 
 class HeldOut:
-    """Evaluates versions of one run. Results of the starting weights are remembered between runs
-    (`remembering`); those of trained ones belong to their run alone.
+    """Evaluates versions of one run on the held-out tasks of its domains. Results of the starting
+    weights are remembered between runs (`remembering`); those of trained ones belong to their run.
     """
 
     def __init__(
         self,
-        build: Callable[[], Awaitable[Suite]],
+        keys: Sequence[Key],
         *,
+        count: Callable[[str], int],
+        supply: Supply,
         evaluator: Evaluator,
         remembering: Evaluator,
         pin: Callable[[str], Awaitable[int]],
         weights: Weights,
         records: Records,
     ) -> None:
-        self._build = build
+        self._keys = tuple(keys)
+        self._count = count
+        self._supply = supply
         self._evaluator = evaluator
         self._remembering = remembering
         self._pin = pin
@@ -58,11 +68,7 @@ class HeldOut:
         self._ended = 0
 
     async def evaluate(self, point: str, version: int) -> Evaluation:
-        """Run the suite on the trainer's current weights, which are `version`.
-
-        Raises:
-            DomainError: a domain cannot make its held-out tasks.
-        """
+        """Run the suite on the trainer's current weights, which are `version`."""
         if self._suite is None:
             self._suite = await self._build()
         await self._pin(SLOT)
@@ -71,10 +77,30 @@ class HeldOut:
         evaluation = await evaluator.evaluate(
             self._suite, weights=self._weights.name(version), slot=SLOT, on_finished=self._ended_one
         )
-        data = metrics.note_data(evaluation, point)
-        self._records.journal.write(Note(kind="eval", data=data))
-        self._records.recorder.record("eval", data)
+        self._note("eval", metrics.note_data(evaluation, point))
         return evaluation
+
+    async def _build(self) -> Suite:
+        """The tasks of every domain that can make them; the others are named in a warning."""
+        built: list[Suite] = []
+        for domain in dict.fromkeys(key.domain for key in self._keys):
+            own = [key for key in self._keys if key.domain == domain]
+            try:
+                one = await build(
+                    own, per_domain=self._count(domain), supply=self._supply, root_seed=SUITE_SEED
+                )
+            except DomainError as error:
+                self._note("warning", {"message": f"Not evaluated: {error}"})
+                continue
+            built.append(one)
+        return Suite(
+            tasks=tuple(task for one in built for task in one.tasks),
+            golds=tuple(gold for one in built for gold in one.golds),
+        )
+
+    def _note(self, kind: str, data: Mapping[str, Json]) -> None:
+        self._records.journal.write(Note(kind=kind, data=data))
+        self._records.recorder.record(kind, data)
 
     def _ended_one(self, trajectory: Trajectory) -> None:
         """Keep an evaluated attempt for the report, without its tokens."""

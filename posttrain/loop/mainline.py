@@ -33,9 +33,11 @@ class Mainline:
             NonFiniteError: a loss or gradient was not finite; no weight changed, and the attempts
                 stay pending.
         """
-        report = await self._step(instruction, groups)
+        current = self._book.past.lineage.current
+        with self._parts.handing_over(instruction.version, current):
+            report = await self._step(instruction, groups)
         changed = report.loss is not None
-        version = instruction.version if changed else self._book.past.lineage.current
+        version = instruction.version if changed else current
         keys = tuple(key for batch in instruction.batches for key in batch.keys)
         self._book.write(events.Trained(step=instruction.step, version=version, keys=keys))
         self._book.note("step", self._telemetry.step(instruction, groups, report))

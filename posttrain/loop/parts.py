@@ -7,6 +7,7 @@ nothing here is optional and nothing has a second way of being reached.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -103,9 +104,11 @@ class Parts:
     tasks: Tasks
     groups: Mapping[Phase, GroupRunner]
     """Who makes attempts in a phase: oracles in `sft`, the policy in `rl`."""
-    sampling: Sampling
+    sampling: Mapping[Phase, Sampling]
     trainer: Trainer
     sinks: Sequence[WeightSink]
+    handing_over: Callable[[int, int], AbstractContextManager[None]]
+    """Around a step: (version, parent) its update makes, for an engine over the same storage."""
     checkpoints: Checkpoints
     evaluate: Callable[[str, int], Awaitable[None]]
     """Run the suite at a point, under a weight version, and write the result down."""

@@ -97,7 +97,9 @@ class EvalSettings(Settings):
     """Held-out evaluation."""
 
     tasks: int = Field(default=128, ge=1)
-    """Held-out tasks a domain."""
+    """Held-out tasks of a domain."""
+    sandbox_tasks: int = Field(default=48, ge=1)
+    """Held-out tasks of a domain whose tasks run in a sandbox."""
     at: tuple[Literal["base", "sft", "rl"], ...] = ("base", "sft", "rl")
     """Points of the run at which the suite is run."""
 

@@ -6,40 +6,32 @@ must stay true: whatever is opened here is closed when the run is left, however 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-import os
-import platform
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from posttrain.core import seeds
 from posttrain.core.clock import RealClock
-from posttrain.core.errors import ConfigError, UsageError
+from posttrain.core.errors import ConfigError, DomainError, UsageError
 from posttrain.core.events import Note
 from posttrain.core.ports import Executor, Policy, Recorder, Work
-from posttrain.core.task import Json
 from posttrain.core.trajectory import Sampling
 from posttrain.domains.catalogue import DomainSpec
 from posttrain.domains.mixture import Key
 from posttrain.domains.supply import Supply
-from posttrain.engine import model as models
-from posttrain.engine.embedded import EmbeddedEngine
-from posttrain.engine.model import AnyDecoder
-from posttrain.engine.models import resolve
-from posttrain.engine.text import token_bytes
-from posttrain.evals import suite as suites
 from posttrain.evals.metrics import Evaluation
 from posttrain.evals.registry import Registry
 from posttrain.evals.suite import Evaluator
 from posttrain.loop.anchor import anchor_rows
+from posttrain.loop.checkpoints import RotatingCheckpoints
 from posttrain.loop.drawing import MixtureSource, SupplyTasks
 from posttrain.loop.driver import Driver, Ending
 from posttrain.loop.heldout import HeldOut, Weights
+from posttrain.loop.model import Model, environment, load_model, trainer_of
 from posttrain.loop.moves import LoopPlan, Phase, PhasePlan
 from posttrain.loop.parts import Parts, Records
 from posttrain.loop.past import Past, fold
@@ -50,37 +42,14 @@ from posttrain.observe.ledger import FileLedger
 from posttrain.rollout.answer import AnswerExecutor
 from posttrain.rollout.group import Groups, Retries
 from posttrain.rollout.oracle import OracleExecutor
-from posttrain.rollout.render import Renderer
-from posttrain.rollout.tokenizer import TransformersTokenizer
 from posttrain.rollout.toolloop import ToolExecutor
 from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
 from posttrain.sandbox.worker import ProcessWorkers
-from posttrain.schedule.device import EngineFirst
-from posttrain.train import rotation
-from posttrain.train.algorithms import algorithm
-from posttrain.train.trainer import LocalTrainer
 from posttrain.verify.kinds import Tools
 from posttrain.verify.stack import Stack
 
-SUITE_SEED = 0
-"""Runs of every seed are evaluated on the same held-out tasks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RotatingCheckpoints:
-    """`loop.parts.Checkpoints` over `train.rotation`."""
-
-    directory: Path
-    run: str
-    keep: int
-
-    def place(self, step: int) -> Path:
-        """Where the checkpoint of a step belongs."""
-        return rotation.place(self.directory, step)
-
-    def retire(self, step: int) -> None:
-        """Keep the latest ones, and the one of `step` whatever lies about beside it."""
-        rotation.rotate(self.directory, run=self.run, keep=self.keep, pinned=frozenset({step}))
+UNLIMITED = 1 << 20
+"""Tokens of an oracle's turn: only the task's own limits hold for it."""
 
 
 def plan_of(config: RunConfig) -> LoopPlan:
@@ -100,25 +69,6 @@ def plan_of(config: RunConfig) -> LoopPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """The model of a run, once: the trainer's module, the engine over its storage, rendering."""
-
-    path: Path
-    decoder: AnyDecoder
-    engine: EmbeddedEngine
-    renderer: Renderer
-
-    @property
-    def sha256(self) -> str:
-        """Hash of the starting weights as they are computed with."""
-        found = hashlib.sha256(str(self.decoder.dtype).encode())
-        for path in sorted(self.path.glob("*.safetensors")):
-            with path.open("rb") as file:
-                found.update(hashlib.file_digest(file, "sha256").digest())
-        return found.hexdigest()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class World:
     """What attempts are made with."""
 
@@ -130,7 +80,8 @@ class World:
     oracles: Groups
     verifier: Stack
     tasks: SupplyTasks
-    sandboxes: BubblewrapSandboxes
+    sandboxed: frozenset[str]
+    """Domains whose tasks run in a sandbox."""
 
 
 class Run:
@@ -152,7 +103,7 @@ class Run:
         self._past = past
         self._model = model
         self._world = world
-        self._trainer = _trainer(config, model)
+        self._trainer = trainer_of(config, model)
         self._heldout = _heldout(config, directory, records, model, world)
         self._driver: Driver | None = None
 
@@ -164,7 +115,7 @@ class Run:
             LedgerError: the ledger cannot be written.
         """
         config, world = self._config, self._world
-        facts = _environment(config, self._model)
+        facts = environment(config, self._model)
         self._records.journal.write(Note(kind="environment", data=facts))
         if config.train.anchor_weight and not self._past.saved:
             rows = await anchor_rows(
@@ -221,9 +172,10 @@ class Run:
             ),
             tasks=world.tasks,
             groups={Phase.SFT: world.oracles, Phase.RL: world.groups},
-            sampling=_sampling(config),
+            sampling={Phase.SFT: Sampling(max_tokens=UNLIMITED), Phase.RL: _sampling(config)},
             trainer=self._trainer,
             sinks=(engine,),
+            handing_over=engine.handing_over,
             checkpoints=RotatingCheckpoints(
                 directory=self._directory / "checkpoints", run=name, keep=config.run.keep
             ),
@@ -258,47 +210,10 @@ async def open_run(
         if ledger.torn:
             message = f"A last ledger line was cut by a crash and left out: {ledger.torn[:80]!r}"
             journal.write(Note(kind="warning", data={"message": message}))
-        model = _model(config, directory)
+        model = load_model(config, directory)
         stack.enter_context(model.engine)
         world = await _world(config, model, stack)
         yield Run(config, directory, records=records, past=past, model=model, world=world)
-
-
-def _model(config: RunConfig, directory: Path) -> Model:
-    path = _model_path(config, directory)
-    decoder = models.load(path, dtype=getattr(torch, config.model.dtype))
-    tokenizer = models.load_tokenizer(path)
-    engine = EmbeddedEngine(
-        models.skeleton_over(decoder),
-        settings=config.engine,
-        policy=EngineFirst(),
-        to_bytes=token_bytes(tokenizer),
-    )
-    renderer = Renderer(TransformersTokenizer(tokenizer))
-    return Model(path=path, decoder=decoder, engine=engine, renderer=renderer)
-
-
-def _model_path(config: RunConfig, directory: Path) -> Path:
-    if config.model.name != "random":
-        return resolve(config.model.name)
-    path = directory / "model"
-    if not (path / "config.json").is_file():
-        models.random_model(path, seed=config.run.seed)
-    return path
-
-
-def _trainer(config: RunConfig, model: Model) -> LocalTrainer:
-    rule = algorithm(config.train.algorithm)
-    weight = rule.kl_weight if config.train.kl_weight is None else config.train.kl_weight
-    reference = models.load(model.path, dtype=model.decoder.dtype) if weight else None
-    return LocalTrainer(
-        model.decoder,
-        model.engine,
-        config.train,
-        run=config.run.name,
-        temperature=config.rl.temperature,
-        reference=reference,
-    )
 
 
 def _heldout(
@@ -311,13 +226,11 @@ def _heldout(
         records.clock,
         max_concurrent=config.engine.max_batch,
     )
+    few = dict.fromkeys(world.sandboxed, config.evals.sandbox_tasks)
     return HeldOut(
-        lambda: suites.build(
-            [*world.train_keys, *world.watch_keys],
-            per_domain=config.evals.tasks,
-            supply=world.supply,
-            root_seed=SUITE_SEED,
-        ),
+        [*world.train_keys, *world.watch_keys],
+        count=lambda domain: few.get(domain, config.evals.tasks),
+        supply=world.supply,
         evaluator=evaluator(),
         remembering=evaluator(registry=Registry(directory.parent / "evaluations")),
         pin=model.engine.pin,
@@ -338,7 +251,7 @@ async def _world(config: RunConfig, model: Model, stack: AsyncExitStack) -> Worl
     anchor_keys = await _keys(supply, domains.anchor)
     _refuse_overlap(train_keys, watch_keys, anchor_keys)
     tasks = SupplyTasks(supply, train_keys, root_seed=config.run.seed)
-    await _preflight([*train_keys, *watch_keys], supply, sandboxes)
+    sandboxed = await _sandboxed([*train_keys, *watch_keys], supply, sandboxes)
     verifier = Stack(Tools(clock=clock, workers=scorers, sandboxes=sandboxes))
 
     def executors(policy: Policy) -> dict[str, Executor]:
@@ -367,7 +280,7 @@ async def _world(config: RunConfig, model: Model, stack: AsyncExitStack) -> Worl
         ),
         verifier=verifier,
         tasks=tasks,
-        sandboxes=sandboxes,
+        sandboxed=sandboxed,
     )
 
 
@@ -390,17 +303,24 @@ def _refuse_overlap(train: Sequence[Key], watch: Sequence[Key], anchor: Sequence
             where[domain] = section
 
 
-async def _preflight(keys: Sequence[Key], supply: Supply, sandboxes: BubblewrapSandboxes) -> None:
-    """Before any work: a task of every domain can be made, and sandboxes where one needs them.
+async def _sandboxed(
+    keys: Sequence[Key], supply: Supply, sandboxes: BubblewrapSandboxes
+) -> frozenset[str]:
+    """The domains whose tasks run in a sandbox; that one can be made here is tried before any
+    work. A domain that cannot make a task is left to the loop, which quarantines it.
 
     Raises:
-        DomainError: a domain cannot make a task.
         IsolationError: a domain needs sandboxes, and this machine can make none.
     """
+    found = set()
     for key in {key.domain: key for key in keys}.values():
-        (task,) = await supply.drawn(key, root_seed=SUITE_SEED, numbers=[0])
-        if task.environment is not None or task.executor == "tools":
-            await sandboxes.abilities()
+        with contextlib.suppress(DomainError):
+            (task,) = await supply.drawn(key, root_seed=0, numbers=[0])
+            if task.environment is not None:
+                found.add(key.domain)
+    if found:
+        await sandboxes.abilities()
+    return frozenset(found)
 
 
 def _sampling(config: RunConfig) -> Sampling:
@@ -409,17 +329,3 @@ def _sampling(config: RunConfig) -> Sampling:
         max_tokens=config.rl.max_tokens,
         seed=seeds.hashed(config.run.seed, "sampling"),
     )
-
-
-def _environment(config: RunConfig, model: Model) -> dict[str, Json]:
-    return {
-        "model": config.model.name,
-        "forward": model.decoder.rewrite,
-        "dtype": config.model.dtype,
-        "seed": config.run.seed,
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "machine": f"{platform.machine()} {platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }

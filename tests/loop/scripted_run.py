@@ -7,6 +7,7 @@ draw, member): whatever is lost, repeated or mixed up on the way shows in the la
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -315,9 +316,10 @@ class World:
                 Phase.SFT: ScriptedGroups(self.model, oracle=True),
                 Phase.RL: self.policy,
             },
-            sampling=Sampling(),
+            sampling=dict.fromkeys(Phase, Sampling()),
             trainer=self.model,
             sinks=(self.model,),
+            handing_over=lambda version, parent: contextlib.nullcontext(),
             checkpoints=Checkpoints(self.directory),
             evaluate=self.evaluate,
             busy_s=lambda: dict.fromkeys(Work, 0.0),
