@@ -35,11 +35,13 @@ class KeyValues:
                        for _ in range(shape.layers)]  # fmt: skip
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """Carry out copies, all sources read before any target is written."""
+        """Copy blocks as if one after the other: a target may be the source of a later copy."""
         if not copies:
             return
-        sources = torch.tensor([copy.source for copy in copies])
-        targets = torch.tensor([copy.target for copy in copies])
+        origin: dict[int, int] = {}
+        for copy in copies:
+            origin[copy.target] = origin.get(copy.source, copy.source)
+        sources, targets = torch.tensor(list(origin.values())), torch.tensor(list(origin))
         for store in (*self.keys, *self.values):
             blocks = self._blocks(store)
             blocks.index_copy_(1, targets, blocks.index_select(1, sources))

@@ -36,8 +36,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One engine step. `copies` come before anything is written; order of draws: chunk by chunk,
-    sampler by sampler.
+    """One engine step. `copies` are carried out in order before anything is written; order of
+    draws: chunk by chunk, sampler by sampler.
     """
 
     slot: str

@@ -28,7 +28,7 @@ class Attend(Protocol):
     """Attention over whatever context the caller keeps; called once a layer, in layer order."""
 
     def __call__(
-        self, layer: int, q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor
+        self, layer: int, q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor, /
     ) -> torch.Tensor:
         """Outputs of shape (T, H, D). `q` and `k` are rotated already; scores are scaled by
         D ** -0.5 (a model that wants another scale gets a `q` that makes up for it).

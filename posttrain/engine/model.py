@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional
 from transformers import (
@@ -135,7 +136,7 @@ def _reference(path: Path) -> Any:
             str(path), config=config, dtype=torch.float32, local_files_only=True,
             attn_implementation="eager",
         )  # fmt: skip
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise PreflightError(
             f"the model in {path} cannot be loaded: {error}.", "fetch or copy it again"
         ) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,10 @@ class UnfusedDecoder(nn.Module):
 
     def __init__(self, model: Any, *, shape: Shape) -> None:
         super().__init__()
-        self.model, self.shape, self.config = model, shape, model.config
+        self.model, self.config = model, model.config
         model.set_attn_implementation(INTERFACE)
         model.requires_grad_(False).eval()
+        self.shape = self._observed(shape)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -63,6 +65,29 @@ class UnfusedDecoder(nn.Module):
     def save_pretrained(self, directory: Path | str) -> None:
         """Write config and weights so that transformers (and `load`) can read them."""
         write_pretrained(self, Path(directory))
+
+    @torch.no_grad()
+    def _observed(self, shape: Shape) -> Shape:
+        """The shape with layers and heads as attention sees them: configurations name them
+        differently, or name what the model does not use.
+        """
+        seen: list[tuple[int, ...]] = []
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            seen.append((q.shape[1], k.shape[1], k.shape[2], v.shape[2]))
+            return q.new_zeros(len(q), q.shape[1], v.shape[2])
+
+        self.hidden(torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long), attend)
+        if len(set(seen)) != 1:
+            raise EngineError(
+                f"the attention layers of this model differ from one another: {sorted(set(seen))}.",
+                "use a model whose layers are all alike",
+            )
+        heads, kv_heads, head_dim, value_dim = seen[0]
+        return replace(
+            shape, layers=len(seen), heads=heads, kv_heads=kv_heads, head_dim=head_dim,
+            value_dim=value_dim,
+        )  # fmt: skip
 
     def skeleton(self) -> UnfusedDecoder:
         """A second module over the same storage, without gradients."""

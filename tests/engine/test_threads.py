@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from posttrain.core.errors import PreflightError
+from posttrain.engine import threads
+
+PROGRAM = """
+import os, sys
+from posttrain.engine import threads
+print(threads.configure(), os.environ.get("OMP_NUM_THREADS"), os.environ.get("GOMP_SPINCOUNT"),
+      "torch" in sys.modules)
+"""
+
+
+def configured(**environment: str) -> list[str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env={**kept, **environment}, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    return done.stdout.split()
+
+
+def test_threads_and_spinning_are_set_before_torch():
+    assert configured() == ["True", str(threads.cores()), threads.SPIN_COUNT, "False"]
+
+
+def test_what_a_person_has_set_stays():
+    assert configured(OMP_NUM_THREADS="1", GOMP_SPINCOUNT="7")[1:3] == ["1", "7"]
+    assert configured(OMP_WAIT_POLICY="PASSIVE")[2] == "None"
+
+
+def test_after_torch_nothing_is_changed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", object())
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    assert threads.configure() is False
+    assert "GOMP_SPINCOUNT" not in os.environ
+
+
+def test_cores_are_those_this_process_may_use(monkeypatch):
+    assert 1 <= threads.cores() <= len(os.sched_getaffinity(0))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    assert threads.cores() == 1
+
+
+def test_both_slowdowns_are_measured_in_processes_of_their_own():
+    found = threads.measure(seconds=0.05)
+    assert found.idle_ms > 0
+    assert found.busy_ms > 0
+    assert found.ratio == found.busy_ms / found.idle_ms
+    assert found.threads >= 1
+
+
+def test_a_torch_that_cannot_run_is_a_preflight_error(monkeypatch):
+    monkeypatch.setattr(threads, "_PROGRAM", "raise SystemExit(1)")
+    with pytest.raises(PreflightError, match="torch cannot be run"):
+        threads.measure(seconds=0.01)
