@@ -149,6 +149,7 @@ class Run:
             raise UsageError(f"{self._directory} has no checkpoint yet.", "train it first")
         saved = self._past.saved[-1]
         await self._trainer.load(self._directory / saved.path)
+        self._past.lineage.rewind(saved.version)
         await self._model.engine.publish(version=saved.version, parent=0)
 
     def interrupt(self) -> None:
