@@ -8,7 +8,7 @@
 #   make setup    only the environment
 #
 # Switches:
-#   TORCH_INDEX=URL   take torch from another index, e.g. https://download.pytorch.org/whl/cpu
+#   TORCH_INDEX=URL   take torch, and torch alone, from the package index at URL (a CUDA or ROCm build)
 #   PYTHON=python3.12 the interpreter that makes .venv (3.11 or newer)
 
 PYTHON ?= python3
