@@ -82,10 +82,10 @@ def answer_task(
 ) -> Task:
     """A task of one reply. `check` defaults to the exact text of `answer`.
 
-    The reply may take twice the gold answer's characters in tokens (16 at least): room for a
+    The reply may take twice the gold answer's characters in tokens (12 at least): room for a
     different right answer, none for rambling.
     """
-    max_tokens = max(16, 2 * len(answer) + 8)
+    max_tokens = max(12, 2 * len(answer) + 8)
     return Task(
         domain=domain,
         level=level,
@@ -126,8 +126,12 @@ def shell_task(
     commands: tuple[str, ...],
     constraints: tuple[str, ...] = (),
 ) -> Task:
-    """A task of shell commands in a sandbox, judged by the files it leaves. `commands` solve it."""
+    """A task of shell commands in a sandbox, judged by the files it leaves. `commands` solve it.
+
+    A turn has room for the longest of them and 48 tokens more (a token is a character or longer).
+    """
     turns = len(commands) + 3
+    turn_tokens = 48 + max(map(len, commands))
     return Task(
         domain=domain,
         level=level,
@@ -142,7 +146,12 @@ def shell_task(
         checks=checks,
         artefacts=artefacts,
         environment=environment,
-        limits=Limits(max_turns=turns, max_turn_tokens=192, max_tokens=192 * turns, time_s=60.0),
+        limits=Limits(
+            max_turns=turns,
+            max_turn_tokens=turn_tokens,
+            max_tokens=turn_tokens * turns,
+            time_s=60.0,
+        ),
         private={"commands": list(commands)},
     )
 
