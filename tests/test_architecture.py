@@ -31,7 +31,7 @@ PURE = {
     "sandbox": "spec pool limits",
     "schedule": "lanes staleness budget affinity stragglers device account",
     "observe": "statistics cost",
-    "domains": "domain catalogue mixture",
+    "domains": "domain catalogue mixture epochs",
     "verify": "layers guards monitor answers",
     "rollout": "attempt render wire tools",
     "train": "advantages pack",

@@ -47,6 +47,10 @@ class Drawn(LedgerEvent):
     """Attempts in the group."""
     phase: str
     """`sft` or `rl`."""
+    set_key: str = ""
+    """Hash of the tasks it was drawn from, where they are a finite set; '': they are endless."""
+    place: int = 0
+    """How many draws fell on the same tasks before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

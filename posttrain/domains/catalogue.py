@@ -23,6 +23,7 @@ from posttrain.core.task import Json, Oracle, Task
 from posttrain.domains import mixture, outside
 from posttrain.domains.adapters import reasoning_gym
 from posttrain.domains.domain import check_contract
+from posttrain.domains.epochs import Epochs, Finite, set_key
 from posttrain.domains.families import terminal, toy
 from posttrain.domains.mixture import Split
 from posttrain.domains.presets import FAMILY as PRESET_FAMILY
@@ -245,14 +246,18 @@ def _told(name: str, act: Callable[[], T]) -> T:
 
 
 def describe(reference: Json) -> Json:
-    """Name and number of levels, `{"name": …, "levels": …}`; or `{"refused": …}` where a person
-    asked for a file, name or parameter that is not there.
+    """Name and number of levels, `{"name": …, "levels": …}`, and for a finite domain `set_keys`,
+    one a level; or `{"refused": …}` where a person asked for a file, name or parameter that is not
+    there.
     """
     try:
         domain = load(reference)
     except UsageError as error:
         return {"refused": str(error)}
-    return {"name": domain.name, "levels": domain.levels}
+    told = {"name": domain.name, "levels": domain.levels}
+    if not isinstance(domain, Finite):
+        return told
+    return {**told, "set_keys": [set_key(_set(domain, n)) for n in range(domain.levels)]}
 
 
 def tasks(reference: Json, pairs: Sequence[tuple[int, int]]) -> list[Json]:
@@ -306,12 +311,16 @@ def pool(
 def drawn(
     reference: Json, level: int, root_seed: int, numbers: Sequence[int], heldout_share: float
 ) -> list[Json]:
-    """The training tasks of draw numbers at one level; none of them is held out.
+    """The training tasks of draw numbers at one level, or of positions in the epochs of a finite
+    set; none of them is held out.
 
     Raises:
         DomainError: the domain raised, or nearly all of its tasks are held out.
     """
     domain = load(reference)
+    if isinstance(domain, Finite):
+        epochs = _epochs(json.dumps(reference, sort_keys=True), level, root_seed, heldout_share)
+        return [codec.to_json(epochs.task(number)) for number in numbers]
     key = mixture.Key(domain=domain.name, level=level, reference=reference)
     return [
         codec.to_json(
@@ -325,6 +334,17 @@ def drawn(
         )
         for number in numbers
     ]
+
+
+@functools.lru_cache(maxsize=64)
+def _epochs(text: str, level: int, root_seed: int, heldout_share: float) -> Epochs:
+    tasks = _set(_load(text), level)
+    return Epochs(tasks, root_seed=root_seed, heldout_share=heldout_share)
+
+
+def _set(domain: Domain, level: int) -> Sequence[Task]:
+    assert isinstance(domain, Finite), f"{domain.name} has no end of tasks"
+    return _told(domain.name, functools.partial(domain.all_tasks, level))
 
 
 def _task(domain: Domain, seed: int, level: int) -> Task:

@@ -41,6 +41,8 @@ class Key:
     """What the worker functions of the catalogue take."""
     weight: float = 1.0
     """Share of the draws, relative to the other keys."""
+    set_key: str = ""
+    """Hash of its tasks where they are a finite set; '': there is no end of them."""
 
     @property
     def id(self) -> str:
@@ -94,9 +96,16 @@ class Mixture:
 
 
 def keys_of(
-    domain: str, *, levels: int, reference: Json, wanted: Sequence[int] = (), weight: float = 1.0
+    domain: str,
+    *,
+    levels: int,
+    reference: Json,
+    wanted: Sequence[int] = (),
+    weight: float = 1.0,
+    set_keys: Sequence[str] = (),
 ) -> tuple[Key, ...]:
     """The keys of a domain with that many levels; its weight is shared by the wanted levels.
+    `set_keys`: one a level, where the domain is finite.
 
     Raises:
         UsageError: a level that it does not have, or one twice.
@@ -107,8 +116,10 @@ def keys_of(
             known = f"levels 0 to {levels - 1}, each once"
             raise UsageError(f"domain {domain!r} has {known}; got level {level} of {list(chosen)}.")
     share = weight / len(chosen)
+    sets = tuple(set_keys) or ("",) * levels
     return tuple(
-        Key(domain=domain, level=level, reference=reference, weight=share) for level in chosen
+        Key(domain=domain, level=level, reference=reference, weight=share, set_key=sets[level])
+        for level in chosen
     )
 
 

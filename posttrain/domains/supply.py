@@ -43,23 +43,25 @@ class Supply:
         found: list[Key] = []
         for spec in specs:
             for entry in catalogue.chosen(spec):
-                name, levels = entry.name, entry.levels
+                name, levels, set_keys = entry.name, entry.levels, ()
                 if levels is None:
                     told = await self._call("describe", entry.name, entry.reference)
                     if "refused" in told:
                         raise UsageError(told["refused"])
                     name, levels = str(told["name"]), int(told["levels"])
+                    set_keys = tuple(told.get("set_keys", ()))
                 found += mixture.keys_of(
                     name,
                     levels=levels,
                     reference=entry.reference,
                     wanted=spec.levels,
                     weight=spec.weight,
+                    set_keys=set_keys,
                 )
         return tuple(found)
 
     async def drawn(self, key: Key, *, root_seed: int, numbers: Sequence[int]) -> tuple[Task, ...]:
-        """The training tasks of draw numbers.
+        """The training tasks of draw numbers; of positions, where they are a finite set.
 
         Raises:
             DomainError: the domain raised, hung, died, or has nothing to train on.

@@ -64,7 +64,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSet:
-    """A finite domain: seeds count through the tasks of a level, over and over."""
+    """A finite domain (`epochs.Finite`): a run goes through its tasks once an epoch."""
 
     name: str
     items: tuple[Item, ...]
@@ -74,11 +74,15 @@ class TaskSet:
         """One more than the highest level of a task."""
         return 1 + max(item.task.level for item in self.items)
 
+    def all_tasks(self, level: int) -> list[Task]:
+        """The tasks of a level in the order they are written; their seeds number them."""
+        written = enumerate(self._written(level))
+        return [dataclasses.replace(task, seed=number) for number, task in written]
+
     def task(self, seed: int, level: int) -> Task:
         """The task number `seed`, modulo their number, of a level."""
-        in_levels(self, level)
-        items = [item for item in self.items if item.task.level == level]
-        return dataclasses.replace(items[seed % len(items)].task, seed=seed)
+        written = self._written(level)
+        return dataclasses.replace(written[seed % len(written)], seed=seed)
 
     def oracle(self, task: Task) -> Oracle:
         """The written reference solution."""
@@ -86,6 +90,10 @@ class TaskSet:
             if dataclasses.replace(item.task, seed=task.seed) == task:
                 return item.oracle
         raise ConfigError(f"{task.id} is no task of the set {self.name!r}.")
+
+    def _written(self, level: int) -> list[Task]:
+        in_levels(self, level)
+        return [item.task for item in self.items if item.task.level == level]
 
 
 def read(tree: Json, *, where: str) -> TaskSet:

@@ -31,11 +31,13 @@ from posttrain.loop.moves import (
     SourceDry,
     TaskFailed,
 )
-from posttrain.loop.parts import Decision, Parts
+from posttrain.loop.parts import Parts
 from posttrain.schedule.account import Status
 
 ORACLE_REWARD = 1.0 - 1e-6
 """What an oracle must earn to be imitated."""
+SHOWN = 3
+"""Most quarantined domains that one message tells of."""
 
 Tell = Callable[[Event | Exception], None]
 
@@ -73,12 +75,11 @@ class Attempts:
     def draw(self, instruction: Draw) -> None:
         """Decide a draw, account for it, and begin to make it."""
         past = self._book.past
-        quarantined = frozenset(past.quarantined)
         decision = self._parts.source.decide(
-            instruction.draw, phase=instruction.phase, without=quarantined
+            instruction.draw, phase=instruction.phase, without=frozenset(past.quarantined)
         )
         if decision is None:
-            self._tell(self._dry(instruction, quarantined))
+            self._tell(self._dry(instruction))
             return
         self._book.drawn(instruction, decision)
         self._begin(_Group(drawn=past.draws[instruction.draw]), fresh=True)
@@ -116,16 +117,17 @@ class Attempts:
 
     # --- making a group -----------------------------------------------------------------------
 
-    def _dry(self, instruction: Draw, quarantined: frozenset[str]) -> SourceDry:
+    def _dry(self, instruction: Draw) -> SourceDry:
         able = self._parts.source.decide(
             instruction.draw, phase=instruction.phase, without=frozenset()
         )
         if able is None:
             return SourceDry(draw=instruction.draw, reason="there are no more tasks to draw.")
-        names = ", ".join(sorted(quarantined))
+        told = [f"{name} ({why})" for name, why in self._book.past.quarantined.items()]
+        more = f"; and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
         return SourceDry(
             draw=instruction.draw,
-            reason=f"every domain left is quarantined ({names}); the evidence is in the warnings.",
+            reason=f"every domain left is quarantined: {'; '.join(told[:SHOWN])}{more}.",
             healthy=False,
         )
 
@@ -141,11 +143,8 @@ class Attempts:
 
     async def _make(self, group: _Group, *, fresh: bool) -> None:
         drawn = group.drawn
-        decision = Decision(
-            draw=drawn.draw, domain=drawn.domain, level=drawn.level, seed=drawn.seed
-        )
         try:
-            group.task = await self._parts.tasks.task(decision)
+            group.task = await self._parts.tasks.task(drawn)
         except DomainError as error:
             failed = TaskFailed(
                 draw=drawn.draw, domain=drawn.domain, size=drawn.size, error=str(error)
@@ -172,7 +171,7 @@ class Attempts:
             if status in (Status.TRAINED, Status.DROPPED):
                 continue
             old = self._book.recall(key) if status is Status.FINISHED else None
-            if old is not None and self._survives(old):
+            if old is not None and self._is_good(old, task):
                 group.members[key.hex] = old
                 continue
             tries = 1 if fresh else self._book.entered(key)
@@ -183,11 +182,14 @@ class Attempts:
         sampling = self._parts.sampling[phase]
         return AttemptRequest(key=key, task=task, sampling=sampling, tries=tries)
 
-    def _survives(self, trajectory: Trajectory) -> bool:
-        """Whether no token was sampled by weights that were rolled back."""
+    def _is_good(self, trajectory: Trajectory, task: Task) -> bool:
+        """Whether it was made at the task as it is now, and no token was sampled by weights that
+        were rolled back.
+        """
         lineage = self._book.past.lineage
         versions = (version for version in trajectory.versions() if version >= 0)
-        return all(lineage.age(version) is not None for version in versions)
+        same = trajectory.task.content_key == task.content_key
+        return same and all(lineage.age(version) is not None for version in versions)
 
     def _finished(self, trajectory: Trajectory) -> None:
         group = self._groups.get(trajectory.key.draw)

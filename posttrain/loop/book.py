@@ -60,6 +60,13 @@ class Book:
 
     def drawn(self, draw: Draw, decision: Decision) -> None:
         """A sampling decision, and the attempts it brings into being."""
+        sets = self.past.places.get((decision.domain, decision.level), {})
+        place = sets.get(decision.set_key, 0)
+        if sets and not place:
+            self.warn(
+                f"The tasks of {decision.domain}, level {decision.level}, are not those the run "
+                "drew from before; it begins with the new ones at the first."
+            )
         self.write(
             events.Drawn(
                 draw=draw.draw,
@@ -68,6 +75,8 @@ class Book:
                 seed=decision.seed,
                 size=draw.size,
                 phase=str(draw.phase),
+                set_key=decision.set_key,
+                place=place,
             )
         )
         for key in self.past.statuses(draw.draw):

@@ -1,7 +1,8 @@
 """Draws over the mixture of domains: which key a draw falls on, and its task from a worker.
 
 It moves no weights and keeps no state. The one thing that must stay true: a draw's decision
-depends on its number, the seed of the run and the quarantined domains alone.
+depends on its number, the seed of the run and the quarantined domains alone, and its task on the
+decision and on how many draws fell on a finite set before.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from posttrain.core.errors import ConfigError, DomainError, nearest
+from posttrain.core.events import Drawn
 from posttrain.core.task import Oracle, Task
 from posttrain.domains.mixture import Key, Mixture
 from posttrain.domains.supply import Supply
@@ -44,7 +46,10 @@ class MixtureSource:
         drawn = self._mixtures[phase].draw(draw, without=without)
         if drawn is None:
             return None
-        return Decision(draw=draw, domain=drawn.key.domain, level=drawn.key.level, seed=drawn.seed)
+        key = drawn.key
+        return Decision(
+            draw=draw, domain=key.domain, level=key.level, seed=drawn.seed, set_key=key.set_key
+        )
 
 
 class SupplyTasks:
@@ -55,10 +60,11 @@ class SupplyTasks:
         self._root_seed = root_seed
         self._keys: Mapping[tuple[str, int], Key] = {(k.domain, k.level): k for k in keys}
 
-    async def task(self, decision: Decision) -> Task:
+    async def task(self, drawn: Drawn) -> Task:
         """See the port."""
-        key = self._key(decision.domain, decision.level)
-        tasks = await self._supply.drawn(key, root_seed=self._root_seed, numbers=[decision.draw])
+        key = self._key(drawn.domain, drawn.level)
+        number = drawn.place if key.set_key else drawn.draw
+        tasks = await self._supply.drawn(key, root_seed=self._root_seed, numbers=[number])
         return tasks[0]
 
     async def oracle(self, task: Task) -> Oracle:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from posttrain.core.events import Drawn
 from posttrain.core.ports import (
     AttemptRequest,
     Clock,
@@ -35,6 +36,8 @@ class Decision:
     domain: str
     level: int
     seed: int
+    set_key: str = ""
+    """As in `events.Drawn`."""
 
 
 class Source(Protocol):
@@ -48,8 +51,8 @@ class Source(Protocol):
 class Tasks(Protocol):
     """Makes tasks where a domain's code may run."""
 
-    async def task(self, decision: Decision) -> Task:
-        """The task of a decision.
+    async def task(self, drawn: Drawn) -> Task:
+        """The task of a draw.
 
         Raises:
             DomainError: the domain raised, hung or broke its contract.

@@ -28,10 +28,13 @@ class Past:
     account: Account = field(default_factory=Account)
     lineage: Lineage = field(default_factory=Lineage)
     draws: dict[int, events.Drawn] = field(default_factory=dict)
+    places: dict[tuple[str, int], dict[str, int]] = field(default_factory=dict)
+    """Domain and level → set of tasks → how many draws fell on it: the position in the data."""
     saved: list[events.Saved] = field(default_factory=list)
     """Checkpoints of the surviving lineage, oldest first."""
     evaluated: list[events.Evaluated] = field(default_factory=list)
-    quarantined: set[str] = field(default_factory=set)
+    quarantined: dict[str, str] = field(default_factory=dict)
+    """Domain → evidence."""
     starts: int = 0
     """How often the run was started or resumed."""
 
@@ -48,6 +51,8 @@ class Past:
                 self.starts += 1
             case events.Drawn():
                 self.draws[event.draw] = event
+                sets = self.places.setdefault((event.domain, event.level), {})
+                sets[event.set_key] = event.place + 1
             case events.Published():
                 self.lineage.publish(event.version, parent=event.parent)
             case events.Saved():
@@ -59,7 +64,8 @@ class Past:
                 self.saved = [one for one in self.saved if one.step <= event.step]
                 self.evaluated = [one for one in self.evaluated if one.step <= event.step]
             case events.Controlled(action=action) if action == QUARANTINE:
-                self.quarantined.add(str(event.arguments["domain"]))
+                domain, evidence = event.arguments["domain"], event.arguments["evidence"]
+                self.quarantined[str(domain)] = str(evidence)
             case _:
                 pass
 

@@ -29,6 +29,7 @@ class Telemetry:
         self.attempts = 0
         """Attempts that ended since the last step."""
         self._tokens = 0
+        self._counters: dict[str, int] = {}
         self._execute_s = self._verify_s = 0.0
         self._mark_s = clock.now_s()
         self._mark_busy = dict(busy_s())
@@ -37,6 +38,8 @@ class Telemetry:
         """An attempt came to its end."""
         self.attempts += 1
         self._tokens += trajectory.num_sampled_tokens
+        for name, count in trajectory.counters.items():
+            self._counters[name] = self._counters.get(name, 0) + count
         self._execute_s += trajectory.timings_s.get("execute", 0.0)
         self._verify_s += trajectory.timings_s.get("verify", 0.0)
 
@@ -60,7 +63,7 @@ class Telemetry:
             execute_s=self._execute_s,
             verify_s=self._verify_s,
         )
-        metrics = dict(report.metrics)
+        metrics = {**report.metrics, **self._counters}
         if report.loss is not None:
             metrics["loss"] = report.loss
         if report.grad_norm is not None:
@@ -79,6 +82,7 @@ class Telemetry:
             "wall_s": self._clock.now_s() - self._started_s,
         }
         self.attempts = self._tokens = 0
+        self._counters = dict.fromkeys(self._counters, 0)  # once counted, 0 is told too
         self._execute_s = self._verify_s = 0.0
         self.mark()
         return note

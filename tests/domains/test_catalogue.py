@@ -133,7 +133,14 @@ def test_a_json_task_set_loads_by_its_path(tmp_path: Path) -> None:
         '{"name": "own.set", "tasks": [{"objective": "Say a.", "oracle": {"answer": "a"},'
         ' "checks": [{"kind": "exact", "params": {"answer": "a"}}]}]}'
     )
-    assert catalogue.describe(f"{tmp_path}/set.json") == {"name": "own.set", "levels": 1}
+    told = catalogue.describe(f"{tmp_path}/set.json")
+    (key,) = told.pop("set_keys")
+    assert told == {"name": "own.set", "levels": 1}
+    supply = Supply(InProcess(), heldout_share=1e-9)
+    (found,) = asyncio.run(supply.keys([DomainSpec(name=f"{tmp_path}/set.json")]))
+    assert found.set_key == key
+    tasks = asyncio.run(supply.drawn(found, root_seed=0, numbers=[0, 1]))  # two epochs
+    assert [task.description.objective for task in tasks] == ["Say a.", "Say a."]
 
 
 def test_supply_resolves_names_patterns_levels_and_weights() -> None:

@@ -1,4 +1,6 @@
-"""BR-61: a resume goes on exactly where the data was, across epochs too."""
+"""BR-61: the order of a finite set is a function of the position, across epochs too. That a run
+goes on where the data was is tested in `tests/loop/test_driver.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,72 +8,53 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.core.errors import UsageError
-from posttrain.domains.epochs import Epochs
-
-PROMPTS = [f"prompt {number}" for number in range(10)]
-
-
-def steps(epochs: Epochs, start: int, *, batch: int = 2) -> list[tuple[int, ...]]:
-    found = []
-    position = start
-    while taken := epochs.batch(position, batch):
-        found.append(taken)
-        position += len(taken)
-    return found
+from posttrain.core.errors import DomainError
+from posttrain.core.task import Task
+from posttrain.domains.domain import answer_task
+from posttrain.domains.epochs import Epochs, set_key
+from posttrain.domains.mixture import is_heldout
 
 
-def test_each_prompt_comes_once_an_epoch_and_epochs_differ() -> None:
-    order = steps(Epochs(PROMPTS, root_seed=5, epochs=2), 0)
-    assert len(order) == 10
-    first, second = order[:5], order[5:]
-    assert sorted(i for step in first for i in step) == list(range(10))
-    assert sorted(i for step in second for i in step) == list(range(10))
-    assert first != second
+def prompts(count: int) -> list[Task]:
+    return [
+        answer_task(f"prompt {n}", domain="own.set", seed=n, level=0, answer="x")
+        for n in range(count)
+    ]
 
 
-@pytest.mark.parametrize(("saved_step", "left"), [(3, 7), (5, 5), (10, 0)])
-def test_resume_sees_exactly_the_rest_of_the_uninterrupted_run(saved_step: int, left: int) -> None:
-    whole = steps(Epochs(PROMPTS, root_seed=5, epochs=2), 0)
-    state = Epochs(PROMPTS, root_seed=5, epochs=2).state(2 * saved_step)
-    fresh = Epochs(PROMPTS, root_seed=5, epochs=2)
-    resumed = fresh.resume(state)
-    assert resumed.warning == ""
-    rest = steps(fresh, resumed.position)
-    assert rest == whole[saved_step:]
-    assert len(rest) == left
+def order(tasks: list[Task], positions: range, *, root_seed: int = 5) -> list[int]:
+    epochs = Epochs(tasks, root_seed=root_seed, heldout_share=1e-9)
+    return [epochs.task(position).seed for position in positions]
 
 
-def test_a_second_save_after_a_resume_holds_the_live_position() -> None:
-    epochs = Epochs(PROMPTS, root_seed=5, epochs=2)
-    resumed = epochs.resume(epochs.state(6))
-    assert epochs.state(resumed.position + 2)["position"] == 8
+def test_each_task_comes_once_an_epoch_and_epochs_differ() -> None:
+    whole = order(prompts(10), range(20))
+    assert sorted(whole[:10]) == sorted(whole[10:]) == list(range(10))
+    assert whole[:10] != whole[10:]
+    assert whole != order(prompts(10), range(20), root_seed=6)
 
 
-def test_a_changed_data_set_starts_at_0_with_a_warning() -> None:
-    state = Epochs(PROMPTS, root_seed=5, epochs=2).state(6)
-    other = Epochs(PROMPTS[:4], root_seed=5, epochs=2)
-    resumed = other.resume(state)
-    assert resumed.position == 0
-    assert "data set changed" in resumed.warning
-    assert sorted(other.batch(0, 4)) == [0, 1, 2, 3]
+@given(st.integers(1, 12), st.integers(0, 40), st.integers(0, 9))
+def test_the_order_from_any_position_on_is_the_rest_of_the_whole(
+    size: int, position: int, seed: int
+) -> None:
+    whole = order(prompts(size), range(50), root_seed=seed)
+    assert order(prompts(size), range(position, 50), root_seed=seed) == whole[position:]
 
 
-def test_the_end_is_an_end_and_nonsense_is_refused() -> None:
-    epochs = Epochs(PROMPTS, root_seed=0, epochs=1)
-    assert epochs.batch(10, 2) == ()
-    assert len(epochs.batch(9, 4)) == 1
-    with pytest.raises(IndexError, match="epochs are over"):
-        epochs.index(10)
-    with pytest.raises(UsageError, match="2 of which 1 are distinct"):
-        Epochs(["a", "a"], root_seed=0, epochs=1)
-    with pytest.raises(UsageError, match="at least one epoch"):
-        Epochs(["a"], root_seed=0, epochs=0)
+def test_another_set_has_another_key_and_another_order() -> None:
+    tasks = prompts(10)
+    assert set_key(tasks) == set_key(prompts(10))
+    assert len({set_key(some) for some in (tasks, tasks[:9], tasks[::-1])}) == 3
+    assert order(tasks[:9], range(9)) != [seed for seed in order(tasks, range(10)) if seed != 9]
 
 
-@given(size=st.integers(1, 30), epochs=st.integers(1, 4), seed=st.integers(0, 9))
-def test_every_epoch_is_a_permutation(size: int, epochs: int, seed: int) -> None:
-    order = Epochs([str(n) for n in range(size)], root_seed=seed, epochs=epochs)
-    for epoch in range(epochs):
-        seen = [order.index(epoch * size + place) for place in range(size)]
-        assert sorted(seen) == list(range(size))
+def test_what_is_held_out_or_written_twice_has_no_place() -> None:
+    tasks = prompts(40)
+    epochs = Epochs([*tasks, *tasks[:5]], root_seed=0, heldout_share=0.2)
+    own = [task for task in tasks if not is_heldout(task, 0.2)]
+    assert 20 < len(own) < 40
+    seen = [epochs.task(position) for position in range(len(own))]
+    assert {task.description for task in seen} == {task.description for task in own}
+    with pytest.raises(DomainError, match="all 3 tasks of the set are held out"):
+        Epochs(tasks[:3], root_seed=0, heldout_share=1.0)

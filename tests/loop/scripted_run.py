@@ -18,14 +18,14 @@ from pathlib import Path
 from posttrain.core import seeds
 from posttrain.core.clock import ManualClock
 from posttrain.core.errors import CheckpointError, DomainError
-from posttrain.core.events import LedgerEvent, Note
+from posttrain.core.events import Drawn, LedgerEvent, Note
 from posttrain.core.ports import AttemptRequest, Example, StepReport, Work
 from posttrain.core.task import Check, Description, Json, Place, Task
 from posttrain.core.trajectory import Group, Row, Sampling, Trajectory, Turn
 from posttrain.core.verdict import Component, Outcome, StopReason, Verdict
 from posttrain.loop.driver import Driver, Ending
 from posttrain.loop.moves import LoopPlan, Phase, PhasePlan
-from posttrain.loop.parts import Decision, Parts, Records
+from posttrain.loop.parts import Decision, Parts, Records, Source, Tasks
 from posttrain.loop.past import fold
 from posttrain.loop.resume import prepare
 from posttrain.observe.journal import FileJournal
@@ -105,15 +105,15 @@ class ScriptedSource:
 class ScriptedTasks:
     broken: frozenset[str] = frozenset()
 
-    async def task(self, decision: Decision) -> Task:
+    async def task(self, drawn: Drawn) -> Task:
         await asyncio.sleep(0)
-        if decision.domain in self.broken:
-            raise DomainError(f"domain {decision.domain!r} raised KeyError: 'x'")
+        if drawn.domain in self.broken:
+            raise DomainError(f"domain {drawn.domain!r} raised KeyError: 'x'")
         return Task(
-            domain=decision.domain,
-            level=decision.level,
-            seed=decision.seed,
-            description=Description(objective=f"task {decision.seed}"),
+            domain=drawn.domain,
+            level=drawn.level,
+            seed=drawn.seed,
+            description=Description(objective=f"task {drawn.seed}"),
             checks=(Check(kind="exact"),),
         )
 
@@ -127,6 +127,8 @@ class ScriptedModel:
         self.version = 0
         self.lineage: list[int] = [0]
         self.batches: list[list[int]] = []
+        self.prompts: list[list[str]] = []
+        """Objectives of each RL step's groups, in the order of their draws."""
         self.fuse = fuse
         self.fail_step: Exception | None = None
         self.fail_save: Exception | None = None
@@ -135,6 +137,7 @@ class ScriptedModel:
 
     async def rl_step(self, groups: Sequence[Group]) -> StepReport:
         rows = [row for group in groups for member in group.members for row in member.rows]
+        self.prompts.append([group.task.description.objective for group in groups])
         for group in groups:
             for member in group.members:
                 for version in member.versions():
@@ -269,8 +272,8 @@ class World:
     save_every: int = 2
     points: frozenset[str] = frozenset({"base", "rl"})
     fuse: Fuse = field(default_factory=Fuse)
-    source: ScriptedSource = field(default_factory=ScriptedSource)
-    tasks: ScriptedTasks = field(default_factory=ScriptedTasks)
+    source: Source = field(default_factory=ScriptedSource)
+    tasks: Tasks = field(default_factory=ScriptedTasks)
     failing: Mapping[str, str] = field(default_factory=dict)
     delay: Callable[[int], int] = lambda draw: 1 + draw % 3
     rl_seconds: float | None = None

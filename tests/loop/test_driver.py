@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from posttrain.core import events
 from posttrain.core.errors import CheckpointError, LedgerError, NonFiniteError
 from posttrain.core.events import LedgerEvent, Trained
 from posttrain.core.ports import StepReport
+from posttrain.core.task import Description, Task
 from posttrain.loop.past import fold
 from posttrain.observe.journal import read_notes
 from posttrain.observe.ledger import read_events
@@ -122,18 +123,25 @@ def test_a_run_whose_only_domain_fails_ends_as_failed_with_the_message(tmp_path:
     )  # fmt: skip
     ending = world.run()
     assert ending.failed
-    assert "every domain left is quarantined (a)" in ending.reason
-    assert "status 400" in world.watching.of("warning")[-1]["message"]
+    assert "every domain left is quarantined: a (" in ending.reason
+    assert "status 400: no such model" in ending.reason
     assert exact(tmp_path).trained == 0
 
 
 def test_a_source_that_runs_dry_ends_the_run_and_says_so(tmp_path: Path) -> None:  # BR-24
-    world = World(tmp_path, sft_steps=0, source=ScriptedSource(total=5))
+    world = World(tmp_path / "five", sft_steps=0, source=ScriptedSource(total=5))
     ending = world.run()
     assert ending.reason == "done"
     assert world.model.batches == [[0, 1], [2, 3], [4]]
     warning = world.watching.of("warning")[0]["message"]
     assert warning.startswith("The source of tasks ran dry in phase rl after step 3 of 4")
+    short = World(
+        tmp_path / "two", sft_steps=0, groups_per_step=4, source=ScriptedSource(total=2)
+    )  # fmt: skip
+    assert short.run().reason == "done"  # 2 groups, where 4 are wanted
+    assert short.model.batches == [[0, 1]]
+    warning = short.watching.of("warning")[0]["message"]
+    assert "ran dry in phase rl after step 1 of 4: there are no more tasks to draw" in warning
 
 
 def test_the_time_budget_ends_the_phase_after_the_step(tmp_path: Path) -> None:
@@ -321,31 +329,27 @@ def test_attempts_of_the_cut_are_reused_and_those_of_rolled_back_weights_are_mad
     assert again.model.max_age == 0
 
 
-def test_the_draws_of_two_epochs_are_those_of_the_undisturbed_run(tmp_path: Path) -> None:  # BR-61
-    """10 prompts, batch 2, 2 epochs; stopped after steps 3, 5 and 10."""
-    fields: dict[str, Any] = {
-        "sft_steps": 0, "steps": 100, "save_every": 1, "source": ScriptedSource(total=20),
-        "points": frozenset(),
-    }  # fmt: skip
-    undisturbed = World(tmp_path / "whole", **fields)
-    undisturbed.run()
-    assert len(undisturbed.model.batches) == 10
-    seen: list[list[int]] = []
-    for stop in (3, 5, 10, None):
-        world = World(tmp_path / "parts", **fields)
+def test_a_trajectory_of_another_task_is_not_reused_in_a_reopened_group(tmp_path: Path) -> None:
+    world = World(tmp_path, sft_steps=0)
 
-        def interrupt(event: LedgerEvent, stop: int | None = stop, world: World = world) -> None:
-            if isinstance(event, Trained) and event.step == stop and world.driver:
-                world.driver.interrupt()
+    def crash(event: LedgerEvent) -> None:
+        if isinstance(event, Trained):
+            raise KeyboardInterrupt
 
-        world.on_append = interrupt
-        assert world.run().reason == ("interrupted" if stop else "done")
-        seen += world.model.batches
-        state = json.loads((tmp_path / f"parts/checkpoints/step-{len(seen):06d}/state.json")
-                           .read_text())  # fmt: skip
-        assert state["extra"]["next_draw"] == 2 * len(seen)
-    assert seen == undisturbed.model.batches
-    assert world.model.weights == undisturbed.model.weights
+    world.on_append = crash
+    with pytest.raises(KeyboardInterrupt):
+        world.run()
+
+    class Edited(ScriptedTasks):
+        async def task(self, drawn: events.Drawn) -> Task:
+            made = await super().task(drawn)
+            return replace(made, description=Description(objective=f"new {drawn.draw}"))
+
+    again = World(tmp_path, sft_steps=0, tasks=Edited())
+    assert again.run().reason == "done"
+    assert again.model.prompts[0] == ["new 0", "new 1"]
+    entered = [e.tries for e in ledger(tmp_path) if isinstance(e, events.Entered) and e.draw < 2]
+    assert sorted(entered) == [1, 1, 1, 1, 2, 2, 2, 2]
 
 
 def test_a_changed_configuration_is_said_aloud(tmp_path: Path) -> None:
