@@ -76,10 +76,10 @@ def token_bytes(tokenizer: Any) -> TokenBytes:
 
 
 def _piece_bytes(piece: str, *, byte_level: bool) -> bytes:
-    if byte_level:
-        return b"".join(
-            bytes((BYTE_OF[char],)) if char in BYTE_OF else char.encode() for char in piece
-        )
+    if byte_level and BYTE_OF.keys() >= set(piece):
+        return bytes(BYTE_OF[char] for char in piece)
+    if byte_level:  # an added token that is plain text
+        return piece.encode()
     if match := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", piece):
         return bytes.fromhex(match[1])
     return piece.replace("\u2581", " ").encode()
