@@ -107,7 +107,7 @@ class Decoder(nn.Module):
         """Final hidden states (T, C), the last norm applied. `positions_T` may be in any order;
         which tokens see which is the business of `attend` alone.
         """
-        x_TC = functional.embedding(ids_T, self.embed)
+        x_TC = widened(functional.embedding(ids_T, self.embed))
         cos_T1D, sin_T1D = self.rotary.table(positions_T, self.dtype)
         for index, layer in enumerate(self.layers):
             x_TC = self.block(index, layer, x_TC, (cos_T1D, sin_T1D), attend)
@@ -115,7 +115,11 @@ class Decoder(nn.Module):
 
     def logits(self, hidden_NC: torch.Tensor) -> torch.Tensor:
         """Logits (N, V) in the model's own type."""
-        return functional.linear(hidden_NC, self.embed if self.tied else self.head)
+        return self.product(hidden_NC, self, "embed" if self.tied else "head")
+
+    def product(self, x_NC: torch.Tensor, owner: nn.Module, name: str) -> torch.Tensor:
+        """`x` times the owner's matrix of that name, plus its bias if it has one."""
+        return functional.linear(x_NC, getattr(owner, name), getattr(owner, f"{name}_bias", None))
 
     def block(
         self,
@@ -128,9 +132,9 @@ class Decoder(nn.Module):
         """One transformer block; a unit for activation checkpointing."""
         shape, num_tokens = self.shape, x_TC.shape[0]
         turned = shape.heads + shape.kv_heads
-        qkv = functional.linear(
-            rms_norm(x_TC, layer.input_norm, self.eps), layer.qkv, layer.qkv_bias
-        ).view(num_tokens, turned + shape.kv_heads, shape.head_dim)
+        qkv = self.product(rms_norm(x_TC, layer.input_norm, self.eps), layer, "qkv").view(
+            num_tokens, turned + shape.kv_heads, shape.head_dim
+        )
         if layer.q_norm is None:
             qk = rotate(qkv[:, :turned], *turn)
             q, k = qk[:, : shape.heads], qk[:, shape.heads :]
@@ -138,11 +142,10 @@ class Decoder(nn.Module):
             q = rotate(rms_norm(qkv[:, : shape.heads], layer.q_norm, self.eps), *turn)
             k = rotate(rms_norm(qkv[:, shape.heads : turned], layer.k_norm, self.eps), *turn)
         seen_THD = attend(index, q, k, qkv[:, turned:])
-        x_TC = x_TC + functional.linear(seen_THD.flatten(1), layer.out, layer.out_bias)
-        gate, up = functional.linear(
-            rms_norm(x_TC, layer.mlp_norm, self.eps), layer.gate_up, layer.gate_up_bias
-        ).chunk(2, dim=-1)
-        return x_TC + functional.linear(functional.silu(gate) * up, layer.down, layer.down_bias)
+        x_TC = x_TC + self.product(seen_THD.flatten(1), layer, "out")
+        gate_up = self.product(rms_norm(x_TC, layer.mlp_norm, self.eps), layer, "gate_up")
+        gate, up = gate_up.chunk(2, dim=-1)
+        return x_TC + self.product(functional.silu(gate) * up, layer, "down")
 
     def named_views(self) -> dict[str, torch.Tensor]:
         """Transformers' parameter name → a detached view of the fused storage. Writing into a
@@ -211,12 +214,19 @@ def rotate(x_TXD: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tensor) ->
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Root-mean-square norm over the last dimension (arXiv 1910.07467, eq. 4), in float32 for
-    narrower types and in the type itself otherwise.
+    """Root-mean-square norm over the last dimension (arXiv 1910.07467, eq. 4), computed in float32
+    or wider; the result has the type of the weight.
     """
-    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    wide = widened(x)
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return weight * (wide * scale).to(x.dtype)
+    return weight * (wide * scale).to(weight.dtype)
+
+
+def widened(x: torch.Tensor) -> torch.Tensor:
+    """At least float32. The residual stream is kept so: its 2 · layers sums, rounded to bfloat16,
+    were the largest source of noise between engine and trainer.
+    """
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def row_ranges(

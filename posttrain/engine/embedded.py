@@ -3,8 +3,8 @@
 It implements `Policy`, `Device` and `WeightSink`. The thread runs one work item at a time: an
 engine step, or the next item of a generator handed to `run` (a micro-batch, a weight update); a
 `DevicePolicy` says which kind is next. Everything else (submissions, aborts) enters by an inbox
-between items. The one thing that must stay true: whoever awaits gets a result or an error, whatever
-happens in the thread.
+between items. The trainer's parameters change under `Work.UPDATE` alone. The one thing that must
+stay true: whoever awaits gets a result or an error, whatever happens in the thread.
 """
 
 from __future__ import annotations
@@ -274,6 +274,8 @@ class EmbeddedEngine:
             self._engine_step()
         else:
             self._next_item(self._jobs[kind])
+            if kind is Work.UPDATE:
+                self._weights.touch()
         with self._counting:
             self._busy_s[kind.value] += self._clock.now_s() - began
 
@@ -282,6 +284,7 @@ class EmbeddedEngine:
             with self._counting:
                 step = self._batcher.plan()
             assert step is not None, "there is work, and no request can move"
+            self._weights.settle()
             slot = self._weights.slot(step.slot)
             draws = run_step(step, model=slot.model, store=self._store)
             with self._counting:

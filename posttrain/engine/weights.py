@@ -14,6 +14,7 @@ import torch
 
 from posttrain.core.errors import EngineError
 from posttrain.engine.model import AnyDecoder
+from posttrain.engine.packed import PackedDecoder
 
 TRAIN = "train"
 
@@ -25,13 +26,20 @@ class Slot:
     model: AnyDecoder
     version: int
 
+    def refresh(self) -> None:
+        """Make the model compute with what its storage holds now."""
+        if isinstance(self.model, PackedDecoder):
+            self.model.refresh()
+
 
 class Weights:
     """The slots of one engine. `model` is the skeleton that aliases the trainer's parameters."""
 
     def __init__(self, model: AnyDecoder, *, version: int = 0) -> None:
-        self._slots = {TRAIN: Slot(model, version)}
+        self._trained = model
+        self._slots = {TRAIN: Slot(_fast(model), version)}
         self._parents: dict[int, int] = {}
+        self._touched = False
 
     @property
     def lineage(self) -> Mapping[int, int]:
@@ -42,6 +50,16 @@ class Weights:
     def versions(self) -> Mapping[str, int]:
         """Slot → the version it holds."""
         return {name: slot.version for name, slot in self._slots.items()}
+
+    def touch(self) -> None:
+        """The trainer's parameters may have changed."""
+        self._touched = True
+
+    def settle(self) -> None:
+        """Called before a step: what was touched is made ready to compute with."""
+        if self._touched:
+            self._slots[TRAIN].refresh()
+            self._touched = False
 
     def slot(self, name: str) -> Slot:
         """The slot of a request.
@@ -69,17 +87,24 @@ class Weights:
             raise EngineError(f"version {version} names a parent {parent} that never was.")
         self._parents[version] = parent
         train.version = version
+        self.touch()
 
     @torch.no_grad()
     def pin(self, name: str) -> int:
         """Copy the trainer's current version to another slot; returns that version."""
         assert name != TRAIN, "the slot 'train' always holds the newest version"
-        train = self._slots[TRAIN]
+        version = self._slots[TRAIN].version
         if name in self._slots:
-            kept = self._slots[name].model.parameters()
-            for target, source in zip(kept, train.model.parameters(), strict=True):
+            pinned = self._slots[name]
+            sources = self._trained.parameters()
+            for target, source in zip(pinned.model.parameters(), sources, strict=True):
                 target.copy_(source)
-            self._slots[name].version = train.version
+            pinned.version = version
+            pinned.refresh()
         else:
-            self._slots[name] = Slot(train.model.copy(), train.version)
-        return train.version
+            self._slots[name] = Slot(_fast(self._trained.copy()), version)
+        return version
+
+
+def _fast(model: AnyDecoder) -> AnyDecoder:
+    return PackedDecoder(model) if PackedDecoder.suits(model) else model
