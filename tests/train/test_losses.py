@@ -11,6 +11,8 @@ import torch
 from posttrain.core.errors import ConfigError
 from posttrain.train.algorithms import ALGORITHMS, Level, Surrogate, algorithm
 from posttrain.train.losses import Tokens, k3, levelled, policy_loss, reference_loss
+from posttrain.train.optimizer import MasterAdamW
+from posttrain.train.settings import OptimizerSettings
 from posttrain.train.tally import Tally
 
 F64 = torch.float64
@@ -135,11 +137,29 @@ def test_k3_is_finite_and_never_negative_BR_08(kind):
     value.sum().backward()
     right = [0.0, 0.14872, 0.10653, 4.38906]
     assert value[:4].tolist() == pytest.approx(right, abs=1e-5)
+    assert value[4].item() > k3(torch.tensor(10.0)).item()
     assert value[5].item() == pytest.approx(119.0)
     assert bool((value >= 0).all())
     assert bool(value.isfinite().all())
     assert bool(d.grad.isfinite().all())
     assert d.grad[1].item() == pytest.approx(math.expm1(0.5), rel=0.01)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_one_step_on_a_token_120_away_keeps_everything_finite_BR_08(kind):
+    now = torch.nn.Parameter(torch.tensor([-121.0, -1.0, -1.0], dtype=kind))
+    reference = torch.tensor([-1.0, -1.5, -121.0], dtype=kind)  # d = 120, -0.5, -120
+    optimizer = MasterAdamW([("now", now)])
+    table = tokens([-1.0] * 3, [0.0] * 3, weight=[1 / 3] * 3)
+    tally = Tally()
+    reference_loss(now, reference, table, tally).backward()
+    assert bool(now.grad.isfinite().all())
+    optimizer.accumulate()
+    norm = optimizer.update(OptimizerSettings(learning_rate=1.0, warmup_steps=0), step=1)
+    assert math.isfinite(norm)
+    assert bool(now.isfinite().all())
+    assert now[0].item() > -121.0  # towards the reference
+    assert math.isfinite(tally.metrics()["kl"])
 
 
 def test_the_kl_gradient_pulls_towards_the_reference():

@@ -159,6 +159,10 @@ def test_an_attempt_of_two_rows_is_one_sequence_BR_18():
 
 
 def test_the_end_token_is_trained_though_it_is_the_padding_id_BR_13():
+    """Nothing is padded and no id is compared with a padding id: what counts is the mask. The
+    inputs are the four tokens that predict something trained (the attention mask of five, less the
+    end token, which predicts nothing).
+    """
     mask = [True, True, False, False, False]
     example = Example(row=row([11, 12, 13], [21, 2, 2, 2, 2], mask=mask))
     (micro,) = pack(from_examples([example]), budget=100)

@@ -86,6 +86,27 @@ def test_the_split_does_not_matter_in_float32_BR_07(model):
         assert (got - slope).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize(("budget", "parts"), [(1, [1, 1, 1]), (9, [2, 1]), (100, [3])])
+def test_constant_token_losses_weigh_the_same_in_every_split_BR_07(budget, parts):
+    """2, 5 and 9 tokens that cost 3, 1 and 2 each. `1 + 1 + 1` is three workers too: a part knows
+    nothing of the others but the batch's normaliser.
+    """
+    costs = torch.tensor([3.0, 1.0, 2.0], requires_grad=True)
+    examples = [
+        Example(row=row([9], [1] * n, logprobs=[float(i)] * n)) for i, n in enumerate([2, 5, 9])
+    ]
+    micros = pack(normalised(from_examples(examples), Normaliser.TOKEN_MEAN), budget=budget)
+    assert [micro.num_rows for micro in micros] == parts
+    total = 0.0
+    for micro in micros:
+        tokens = Batch.of(micro, dtype=torch.float32).tokens
+        loss = supervised_loss(-costs[tokens.behaviour_N.long()], tokens)
+        loss.backward()
+        total += loss.item()
+    assert total == pytest.approx(29 / 16, abs=1e-6)
+    assert costs.grad.tolist() == pytest.approx([2 / 16, 5 / 16, 9 / 16], abs=1e-6)
+
+
 def test_the_order_of_arrival_does_not_change_a_bit(model):
     trainables = rows_of(random_groups(4, seed=3))
     shuffled = list(trainables)

@@ -14,6 +14,7 @@ from posttrain.core.verdict import StopReason
 from posttrain.engine.model import load, random_model
 from posttrain.train import checkpoint
 from posttrain.train.anchor import anchor_row
+from posttrain.train.losses import k3
 from posttrain.train.settings import OptimizerSettings, TrainSettings
 from posttrain.train.trainer import LocalTrainer
 from tests.train.builders import (
@@ -171,14 +172,22 @@ def test_a_gradient_that_is_not_finite_changes_nothing(model):
     assert asyncio.run(trainer.rl_step(random_groups(2))).loss is not None
 
 
-def test_a_drifted_token_leaves_the_parameters_finite_BR_08(model, tiny_directory):
+@pytest.mark.parametrize(
+    ("drifted", "least"), [("reference", 119.0), ("policy", k3(torch.tensor(120.0)).item())]
+)
+def test_a_drifted_token_leaves_the_parameters_finite_BR_08(model, tiny_directory, drifted, least):
+    """One step on tokens that are 120 nats apart, either way round: their mean k3 is above that of
+    a difference of -120 or of 120, so at least one of them is further apart.
+    """
     reference = load(tiny_directory, dtype=torch.float32, verify=False)
     with torch.no_grad():
-        reference.embed.mul_(200.0)
+        (reference if drifted == "reference" else model).embed.mul_(1000.0)
+    before = snapshot(model)
     trainer = trainer_of(model, reference=reference, kl_weight=1.0)
     report = asyncio.run(trainer.rl_step(random_groups(2)))
-    assert report.metrics["kl"] > 10
+    assert least < report.metrics["kl"] < float("inf")
     assert all(bool(p.isfinite().all()) for p in model.parameters())
+    assert not unchanged(model, before)
 
 
 def test_the_kl_to_the_reference_holds_the_policy_even_in_flat_groups(model, tiny_directory):
