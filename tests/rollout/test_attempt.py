@@ -150,6 +150,29 @@ def test_malformed_call_is_answered_and_its_sibling_runs():
     assert trajectory.rows[0].num_trained == trajectory.num_sampled_tokens
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    ["[1,2]", "null", '"x"', r'"\"x\""', '{"command": "' + "y" * 1_000_000],
+    ids=["list", "null", "text", "text in text", "a broken megabyte"],
+)
+def test_arguments_that_are_no_object_are_answered_shortly_and_the_episode_goes_on(arguments):
+    """BR-21: valid JSON that is no object crashed later; errors echoed what they were about."""
+    attempt = attempt_at(tool_task(tools=FILES))
+    attempt.handle(Started())
+    text = f'call: {{"name": "shell", "arguments": {arguments}}}\n{call("shell", command="pwd")}'
+    instruction = attempt.handle(Replied(sampled=reply((5, 6, 7)), text=text))
+    assert [(c.id, c.arguments) for c in instruction.calls] == [("c2", {"command": "pwd"})]
+    assert isinstance(observe(attempt, "/w"), Sample)
+    trajectory = attempt.trajectory(request(attempt.task))
+    error, answer = trajectory.turns[0].observations
+    assert error.startswith("malformed call: ")
+    assert len(error.encode()) <= 2048
+    assert answer == "/w"
+    assert trajectory.counters["malformed_calls"] == 1
+    assert trajectory.rows[0].num_trained == 3
+    attempt.check()
+
+
 def test_turn_with_refused_calls_only_is_answered_without_executing():
     attempt = attempt_at(tool_task(tools=FILES))
     attempt.handle(Started())
@@ -273,6 +296,7 @@ def test_prompt_that_does_not_fit_is_nobodys_wrong_answer():
     assert trajectory.outcome is Outcome.INFRA_FAILED
     assert "at most 5 fit" in str(trajectory.error)
     assert trajectory.reward is None
+    assert trajectory.rows == ()  # BR-04: there is no row without a token to train on
 
 
 def test_time_of_tools_is_limited():

@@ -351,6 +351,14 @@ def test_oracle_that_breaks_the_tasks_limits_is_cut_like_a_policy():
     assert made.trajectory.turns[0].finish is FinishReason.LENGTH
 
 
+def test_oracle_whose_prompt_alone_is_too_long_gives_nothing_to_imitate():
+    """BR-04: such a row was masked whole, and its mean was 0 / 0."""
+    task = answer_task(limits=Limits(max_context_tokens=5))
+    made = play(task, Oracle(turns=(OracleTurn(text="42"),)))
+    assert made.trajectory.rows == ()
+    assert made.trajectory.outcome is Outcome.INFRA_FAILED
+
+
 def test_oracle_that_cannot_be_had_is_an_infrastructure_failure():
     made = play(answer_task(), DomainError("no gold answer"))
     assert made.trajectory.outcome is Outcome.INFRA_FAILED

@@ -6,7 +6,8 @@ import pytest
 from posttrain.core import codec
 from posttrain.core.clock import ManualClock
 from posttrain.core.errors import EngineError, LedgerError
-from posttrain.core.ports import Attempted, AttemptRequest
+from posttrain.core.ports import Attempted, AttemptRequest, ExecResult
+from posttrain.core.task import Limits
 from posttrain.core.trajectory import AttemptKey, Sampling, Trajectory, Turn
 from posttrain.core.verdict import Outcome, StopReason, Verdict
 from posttrain.rollout.answer import AnswerExecutor
@@ -112,6 +113,26 @@ def test_silent_tool_attempt_is_judged_by_what_it_left():
     trajectory = asyncio.run(groups.attempt(request(tool_task())))
     assert trajectory.reward == 1.0
     assert sandboxes.sealed[0].closed == 1
+
+
+def test_running_out_of_time_with_the_file_written_earns_the_reward():
+    """BR-25: a time-out the policy can cause is graded on the state it left, not discarded."""
+    clock = ManualClock(auto_jump=True)
+
+    def run(files, argv, stdin, timeout_s):
+        files["answer.txt"] = b"42"
+        clock.advance(timeout_s)
+        return ExecResult(exit_code=None, stdout="", stderr="", timed_out=True)
+
+    verifier = Judge(lambda _, sealed: verdict(float(sealed.files.get("answer.txt") == b"42")))
+    groups = groups_over(
+        Sayings("```sh\necho 42 > answer.txt; sleep 60\n```"),
+        verifier=verifier, clock=clock, sandboxes=MemorySandboxes(run),
+    )  # fmt: skip
+    task = tool_task(limits=Limits(max_turns=8, time_s=5.0))
+    trajectory = asyncio.run(groups.attempt(request(task)))
+    assert trajectory.stop is StopReason.TIME_LIMIT
+    assert (trajectory.outcome, trajectory.reward) == (Outcome.SCORED, 1.0)
 
 
 def test_sandbox_is_returned_before_the_verifier_is_asked():

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -266,6 +267,34 @@ def test_observations_are_one_user_message_where_there_is_no_tool_role():
     assert text_of("alternating", ids) == (
         "<end_of_turn>\n<start_of_turn>user\none\ntwo<end_of_turn>\n<start_of_turn>model\n"
     )
+
+
+def test_observations_name_the_call_they_answer_where_a_template_shows_it():
+    """BR-21: the error about c1 is the answer to c1."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}"
+        "{{ ' ' ~ m.tool_call_id if m.role == 'tool' else '' }}\n"
+        "{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    own = TransformersTokenizer(hf_tokenizer(template))
+    calls = (ToolCall(id="c1", name="shell", arguments=None, error="x"), replace(CALL, id="c2"))
+    said = Turn(text="ls", tool_calls=calls, observations=("malformed call: x", "/w"))
+    suffix = Renderer(own).suffix(tool_task(), said, last_id=None)
+    assert own.decode(suffix) == (
+        "<|im_end|>\n<|im_start|>tool c1\nmalformed call: x<|im_end|>\n"
+        "<|im_start|>tool c2\n/w<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_turn_without_text_is_a_turn_of_empty_text(name):
+    """BR-21: a message without a content field raised. A turn's text is never missing; that of a
+    turn in which nothing was said is '' (reading OpenAI's shapes comes with its endpoint).
+    """
+    silent = turn("", "seen")
+    ids = renderer(name).prompt(tool_task(), [silent])
+    assert "seen" in text_of(name, ids)
 
 
 def test_observations_use_the_templates_own_form_where_it_has_one():

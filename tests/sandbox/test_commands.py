@@ -80,6 +80,20 @@ def test_standard_input_is_what_was_given_and_nothing_else(inside):
     inside(body)
 
 
+def test_a_pipe_to_a_logger_does_not_hide_the_time_limit(inside, marker):
+    """BR-25: `tee` took the kill signal's place, and a time-out looked like a normal end."""
+
+    async def body(sandbox):
+        script = f"(echo begun; sleep 60) | tee log; echo ended # {marker}"
+        result = await sandbox.exec(("bash", "-c", script), timeout_s=0.5)
+        assert (result.exit_code, result.timed_out) == (None, True)
+        assert result.stdout == "begun\n"
+        assert await sandbox.read("log", max_bytes=99) == b"begun\n"
+        assert processes_named(marker) == []
+
+    inside(body)
+
+
 def test_a_failure_of_the_machine_cannot_be_faked(inside):
     """Its messages are bubblewrap's words, but the kernel knows that the set-up was over."""
 
