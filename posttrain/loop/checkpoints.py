@@ -23,6 +23,10 @@ class RotatingCheckpoints:
         """Where the checkpoint of a step belongs."""
         return rotation.place(self.directory, step)
 
+    def sweep(self) -> None:
+        """Remove what a killed process left half-written. Before the first save of this one."""
+        rotation.sweep(self.directory)
+
     def retire(self, step: int) -> None:
         """Keep the latest ones, and the one of `step` whatever lies about beside it."""
         rotation.rotate(self.directory, run=self.run, keep=self.keep, pinned=frozenset({step}))

@@ -105,6 +105,9 @@ class Run:
         self._world = world
         self._trainer = trainer_of(config, model)
         self._heldout = _heldout(config, directory, records, model, world)
+        self._checkpoints = RotatingCheckpoints(
+            directory=directory / "checkpoints", run=config.run.name, keep=config.run.keep
+        )
         self._driver: Driver | None = None
 
     async def train(self) -> Ending:
@@ -115,6 +118,7 @@ class Run:
             LedgerError: the ledger cannot be written.
         """
         config, world = self._config, self._world
+        self._checkpoints.sweep()
         facts = environment(config, self._model)
         self._records.journal.write(Note(kind="environment", data=facts))
         if config.train.anchor_weight and not self._past.saved:
@@ -159,13 +163,13 @@ class Run:
 
     def _parts(self) -> Parts:
         config, world, engine = self._config, self._world, self._model.engine
-        name, minutes = config.run.name, config.rl.minutes
+        minutes = config.rl.minutes
 
         async def evaluate(point: str, version: int) -> None:
             await self._heldout.evaluate(point, version)
 
         return Parts(
-            run=name,
+            run=config.run.name,
             directory=self._directory,
             records=self._records,
             source=MixtureSource(
@@ -177,9 +181,7 @@ class Run:
             trainer=self._trainer,
             sinks=(engine,),
             handing_over=engine.handing_over,
-            checkpoints=RotatingCheckpoints(
-                directory=self._directory / "checkpoints", run=name, keep=config.run.keep
-            ),
+            checkpoints=self._checkpoints,
             evaluate=evaluate,
             busy_s=lambda: {Work(kind): s for kind, s in engine.stats().busy_s.items()},
             rl_seconds=None if minutes is None else 60.0 * minutes,

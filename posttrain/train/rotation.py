@@ -1,8 +1,9 @@
-"""Which checkpoints of a run there are, which is the latest, and which may go.
+"""Which checkpoints of a run there are, and which may go.
 
-Not a writer (`checkpoint`). A checkpoint of step 20 lives at `step-000020`; order is by step
-number, never by name or time of change. The one thing that must stay true: only complete
-checkpoints of *this* run are looked at, so a foreign one neither takes a place nor is resumed.
+Not a writer (`checkpoint`), and no resume: that goes by the run's ledger. A checkpoint of step 20
+lives at `step-000020`; order is by step number, never by name or time of change. The one thing that
+must stay true: only complete checkpoints of *this* run are looked at, so a foreign one takes no
+place.
 """
 
 from __future__ import annotations
@@ -44,12 +45,6 @@ def saved(checkpoints: Path, *, run: str) -> list[Saved]:
         if number.isdecimal() and _is_complete(path) and _run_of(path) == run:
             found.append(Saved(step=int(number), path=path))
     return sorted(found, key=lambda entry: entry.step)
-
-
-def latest(checkpoints: Path, *, run: str) -> Path | None:
-    """The complete checkpoint of the run's highest step, or None."""
-    entries = saved(checkpoints, run=run)
-    return entries[-1].path if entries else None
 
 
 def rotate(

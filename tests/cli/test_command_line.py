@@ -14,7 +14,7 @@ import pytest
 from posttrain.cli import config as config_command
 from posttrain.cli import doctor, domains, main, models, runs, sources
 from posttrain.cli.doctor import Finding, Status
-from posttrain.core.errors import PreflightError
+from posttrain.core.errors import ConfigError, PreflightError
 from tests.evals.run_folder import write_run
 
 Said = tuple[int, str, str]
@@ -102,6 +102,21 @@ def test_all_misspelt_settings_stop_the_run_before_any_work(
     for part in ("rl.stepz", "rl.max-staleness", "run.steps", "sft.step", "line 2", "--set"):
         assert part in said
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_resolved_configuration_is_saved_with_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BR-70: and a run that goes on reads it with the same checks."""
+    monkeypatch.setenv("POSTTRAIN_RUNS", str(tmp_path))
+    folder, resolved = sources.begin("smoke", None, ["train.rl.learning_rate=1e-5"], name="own")
+    text = (folder / "config.toml").read_text()
+    assert "learning_rate = 1e-05  # --set" in text
+    assert sources.saved(folder).value == resolved.value
+    assert resolved.value.train.rl.learning_rate == 0.00001
+    (folder / "config.toml").write_text(text.replace("learning_rate", "learning_rat", 1))
+    with pytest.raises(ConfigError, match=r"unknown key 'train\.\w+\.learning_rat'.*did you mean"):
+        sources.saved(folder)
 
 
 def test_config_show_is_toml_that_says_every_origin(posttrain: Callable[..., Said]) -> None:

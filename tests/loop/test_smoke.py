@@ -71,9 +71,12 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, staleness: int)
     directory = tmp_path / "run"
     ending, _ = asyncio.run(trained(directory, chosen, stop_at=4))
     assert (ending.reason, ending.step) == ("interrupted", 4)
+    killed = directory / "checkpoints/.step-000005-x"  # a save that SIGKILL cut off
+    killed.mkdir()
     ending, watching = asyncio.run(trained(directory, chosen, resume=True))
     assert (ending.reason, ending.step) == ("done", 6)
     assert [step["step"] for step in watching.of("step")] == [5, 6]
+    assert not killed.exists()
     assert [data["point"] for data in watching.of("eval")] == ["rl"]
     past = fold(read_events(directory / "ledger.jsonl"))
     past.account.check()

@@ -8,7 +8,7 @@ import torch
 
 from posttrain.core.errors import CheckpointError, UsageError
 from posttrain.train import checkpoint
-from posttrain.train.rotation import latest, place, rotate, saved, sweep
+from posttrain.train.rotation import place, rotate, saved, sweep
 
 
 def save(folder, step, *, run="run", save_model=None):
@@ -46,7 +46,7 @@ def test_a_high_step_of_another_run_neither_counts_nor_is_resumed_BR_60(tmp_path
     save(tmp_path, 5000, run="other")
     save(tmp_path, 10)
     assert rotate(tmp_path, run="run", keep=1) == ()
-    assert latest(tmp_path, run="run") == place(tmp_path, 10)
+    assert [entry.path for entry in saved(tmp_path, run="run")] == [place(tmp_path, 10)]
     assert steps(tmp_path, run="other") == [5000]
 
 
@@ -60,7 +60,6 @@ def test_a_failed_save_removes_nothing_BR_60(tmp_path):
     with pytest.raises(CheckpointError):
         save(tmp_path, 3, save_model=failing)
     assert steps(tmp_path) == [1, 2]
-    assert latest(tmp_path, run="run") == place(tmp_path, 2)
 
 
 @pytest.mark.parametrize("keep", [0, -1])
@@ -78,20 +77,21 @@ def test_the_pinned_best_survives_BR_60(tmp_path):
     assert steps(tmp_path) == [2, 4]
 
 
-def test_an_incomplete_checkpoint_is_not_the_latest(tmp_path):
+def test_an_incomplete_checkpoint_does_not_count(tmp_path):
     save(tmp_path, 1)
     save(tmp_path, 2)
     file = place(tmp_path, 2) / "optimizer.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     (tmp_path / "step-000003").mkdir()
     (tmp_path / "step-xyz").mkdir()
-    assert latest(tmp_path, run="run") == place(tmp_path, 1)
+    assert steps(tmp_path) == [1]
     rotate(tmp_path, run="run", keep=1)
     assert place(tmp_path, 2).exists()
 
 
-def test_no_checkpoint_is_no_latest(tmp_path):
-    assert latest(tmp_path / "absent", run="run") is None
+def test_a_folder_that_is_not_there_holds_none(tmp_path):
+    assert steps(tmp_path / "absent") == []
+    sweep(tmp_path / "absent")
 
 
 def test_what_a_killed_save_left_is_swept(tmp_path):
