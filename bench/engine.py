@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from posttrain.core.ports import SampleRequest, Work
@@ -50,6 +51,7 @@ def main(quick: bool) -> dict[str, Any]:
         for name, rate in sides.items():
             best[name] = max(best[name], rate())
     busy = max(beside_a_busy_process(sides["engine_b32"]) for _ in range(1 if quick else 2))
+    continuous, static = batching_rates(model, 64 if quick else 192)
     generate = max(generate_rate(path, 32) for _ in range(1 if quick else 2))
     return {
         "tokens_per_s_b32": best["engine_b32"],
@@ -63,7 +65,7 @@ def main(quick: bool) -> dict[str, Any]:
         "ratio_vs_generate": best["engine_b32"] / generate,
         "ratio_busy_neighbour": busy / best["engine_b32"],
         "ratio_vs_vllm": None,
-        "ratio_vs_static": None,
+        "ratio_vs_static": continuous / static,
         "threads": torch.get_num_threads(),
     }
 
@@ -72,25 +74,41 @@ def requests(streams: int, *, group: int) -> list[SampleRequest]:
     """Streams in groups over one prompt each; ids that no template uses."""
     return [
         SampleRequest(
-            ids=tuple(1_000 + (stream // group) * 997 + 13 * i for i in range(PROMPT)),
+            ids=tuple(1_000 + ((stream // group) * 997 + 13 * i) % 40_000 for i in range(PROMPT)),
             sampling=Sampling(seed=stream, max_tokens=NEW),
         )
         for stream in range(streams)
     ]
 
 
-def engine_rate(model: Any, asked: list[SampleRequest]) -> float:
+def engine_rate(model: Any, asked: list[SampleRequest], *, max_batch: int = 64) -> float:
     """New tokens a second, prefill included."""
     from posttrain.engine.embedded import EmbeddedEngine
 
     async def body() -> float:
-        with EmbeddedEngine(model, settings=EngineSettings(), policy=_EngineOnly()) as engine:
+        settings = EngineSettings(max_batch=max_batch)
+        with EmbeddedEngine(model, settings=settings, policy=_EngineOnly()) as engine:
             await engine.sample(requests(1, group=1)[0])
             begun = time.perf_counter()
             sampled = await asyncio.gather(*[engine.sample(request) for request in asked])
             return sum(len(one.ids) for one in sampled) / (time.perf_counter() - begun)
 
     return asyncio.run(body())
+
+
+def batching_rates(model: Any, streams: int) -> tuple[float, float]:
+    """Tokens a second over long-tailed lengths, 32 at once: all submitted together (a place is
+    filled as soon as it is free), and in waves that wait for their longest.
+    """
+    lengths = [4 * 2 ** (5 * (7 * stream % 32) // 32) for stream in range(streams)]  # 4 … 64
+    asked = [
+        replace(request, sampling=replace(request.sampling, max_tokens=length))
+        for request, length in zip(requests(streams, group=1), lengths, strict=True)
+    ]
+    waves = [asked[first : first + 32] for first in range(0, streams, 32)]
+    static_s = sum(sum(lengths[32 * i : 32 * i + 32]) / engine_rate(model, wave)
+                   for i, wave in enumerate(waves))  # fmt: skip
+    return engine_rate(model, asked, max_batch=32), sum(lengths) / static_s
 
 
 def linear_rate(model: Any, batch: int) -> float:

@@ -107,7 +107,7 @@ class Decoder(nn.Module):
         """Final hidden states (T, C), the last norm applied. `positions_T` may be in any order;
         which tokens see which is the business of `attend` alone.
         """
-        x_TC = widened(functional.embedding(ids_T, self.embed))
+        x_TC = widened(self.embed.index_select(0, ids_T))
         cos_T1D, sin_T1D = self.rotary.table(positions_T, self.dtype)
         for index, layer in enumerate(self.layers):
             x_TC = self.block(index, layer, x_TC, (cos_T1D, sin_T1D), attend)

@@ -7,7 +7,9 @@ decision and on how many draws fell on a finite set before.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from posttrain.core.errors import ConfigError, DomainError, nearest
 from posttrain.core.events import Drawn
@@ -19,25 +21,18 @@ from posttrain.loop.parts import Decision
 
 
 class MixtureSource:
-    """`loop.parts.Source` over keys. `sft_domains`: those of the supervised phase; empty: all.
+    """`loop.parts.Source` over keys. `sft_weights`: domain → share of the supervised draws instead
+    of its weight in the mixture.
 
     Raises:
-        ConfigError: `sft_domains` names a domain that is not among the keys.
+        ConfigError: `sft_weights` names a domain that is not among the keys, or leaves none.
     """
 
     def __init__(
-        self, keys: Sequence[Key], *, root_seed: int, sft_domains: Sequence[str] = ()
+        self, keys: Sequence[Key], *, root_seed: int, sft_weights: Mapping[str, float] | None = None
     ) -> None:
-        names = {key.domain for key in keys}
-        for name in sft_domains:
-            if name not in names:
-                raise ConfigError(
-                    f"sft.domains names {name!r}, which is not trained on{nearest(name, names)}",
-                    "add it to domains.train, or take it out of sft.domains",
-                )
-        sft = [key for key in keys if not sft_domains or key.domain in sft_domains]
         self._mixtures = {
-            Phase.SFT: Mixture(sft, root_seed=root_seed),
+            Phase.SFT: Mixture(_weighed(keys, sft_weights or {}), root_seed=root_seed),
             Phase.RL: Mixture(keys, root_seed=root_seed),
         }
 
@@ -84,3 +79,24 @@ class SupplyTasks:
                 f"domain {domain!r} at level {level} is not in this run's mixture any more.",
                 "resume with the configuration the run was started with",
             ) from None
+
+
+def _weighed(keys: Sequence[Key], weights: Mapping[str, float]) -> list[Key]:
+    """The keys under other weights; a domain's weight is split evenly over its levels."""
+    levels = Counter(key.domain for key in keys)
+    for name in weights:
+        if name not in levels:
+            raise ConfigError(
+                f"sft.weights names {name!r}, which is not trained on{nearest(name, levels)}",
+                "add it to domains.train, or take it out of sft.weights",
+            )
+    shares = [
+        replace(key, weight=weights[key.domain] / levels[key.domain])
+        if key.domain in weights
+        else key
+        for key in keys
+    ]
+    left = [key for key in shares if key.weight > 0]
+    if not left:
+        raise ConfigError("sft.weights leaves no domain to draw from.", "give one a weight above 0")
+    return left

@@ -6,7 +6,7 @@ true: a run is a function of this record and of its seed; nothing else chooses a
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -66,8 +66,9 @@ class SftSettings(Settings):
     """Optimiser steps; 0: no such phase."""
     examples_per_step: int = Field(default=32, ge=1)
     """Oracle trajectories in one step."""
-    domains: tuple[str, ...] = ()
-    """Names among `domains.train` that take part; empty: all of them."""
+    weights: dict[str, Annotated[float, Field(ge=0)]] = Field(default={})
+    """Domain of the mixture → its share of this phase's draws, instead of its weight there; 0
+    leaves it out."""
 
 
 class RlSettings(Settings):

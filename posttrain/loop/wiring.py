@@ -173,7 +173,7 @@ class Run:
             directory=self._directory,
             records=self._records,
             source=MixtureSource(
-                world.train_keys, root_seed=config.run.seed, sft_domains=config.sft.domains
+                world.train_keys, root_seed=config.run.seed, sft_weights=config.sft.weights
             ),
             tasks=world.tasks,
             groups={Phase.SFT: world.oracles, Phase.RL: world.groups},

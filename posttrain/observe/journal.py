@@ -145,8 +145,8 @@ def encode_note(note: Note) -> str:
     >>> encode_note(Note(kind="step", data={"loss": float("nan")}, wall_s=1.0))
     '{"kind": "step", "key": "", "data": {"loss": {"$float": "nan"}}, "wall_s": 1.0}'
     """
-    fields = codec.to_json(note)
     try:
+        fields = codec.to_json(note)
         try:
             return json.dumps(fields, allow_nan=False)
         except ValueError:

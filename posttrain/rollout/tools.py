@@ -15,6 +15,7 @@ cannot be read is a call with an error, which is answered with that error.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,10 @@ MAX_ERROR_CHARS = 500
 """Longest message about a call that could not be read or is refused."""
 READ_BYTES = 1 << 20
 """Most that `read_file` reads; the observation keeps head and tail of it."""
+MAX_DEPTH = 32
+"""Arguments nested deeper are malformed: nobody means them, and records of them would have to be
+walked by recursion.
+"""
 
 
 class CallFormat(StrEnum):
@@ -149,7 +154,7 @@ def read(
     if form is CallFormat.SHELL:
         found = _read_fences(text, tools[0])
     elif form is CallFormat.LINE:
-        found = [_read_object(match[1]) for match in _LINE.finditer(text)]
+        found = [_read_object(match[1].strip(" \t\r")) for match in _LINE.finditer(text)]
     else:
         found = _read_hermes(text)
     return tuple(ToolCall(id=f"c{first + index}", **parts) for index, parts in enumerate(found))
@@ -164,17 +169,19 @@ def read_arguments(raw: str) -> tuple[Mapping[str, Json] | None, str | None]:
     (None, 'wanted a JSON object, got a list')
     """
     try:
-        value = json.loads(raw, parse_constant=_refuse_constant)
+        value = json.loads(raw, parse_constant=_refuse_constant, parse_float=_finite)
     except json.JSONDecodeError as error:
         return None, f"not valid JSON at character {error.pos}: {error.msg}"
     except (ValueError, RecursionError) as error:
         return None, head(f"not valid JSON: {error}", MAX_ERROR_CHARS)
     if not isinstance(value, dict):
         return None, f"wanted a JSON object, got {_KIND_NAMES.get(type(value), 'null')}"
+    if _is_deep(value):
+        return None, f"nested deeper than {MAX_DEPTH} levels"
     return clean_value(value), None
 
 
-_LINE = re.compile(r"^call:[ \t]*(.*?)[ \t\r]*$", re.MULTILINE)
+_LINE = re.compile(r"^call:(.*)$", re.MULTILINE)
 _OPENING = re.compile(r"^ {0,3}(`{3,})(?:sh|bash|shell)[ \t\r]*$")
 _KIND_NAMES = {
     list: "a list",
@@ -187,6 +194,23 @@ _KIND_NAMES = {
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    return value if math.isfinite(value) else _refuse_constant(head(digits, 80))
+
+
+def _is_deep(value: Json) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return bool(level)
 
 
 def _bad(raw: str, error: str, name: str = "") -> dict[str, Any]:

@@ -33,6 +33,10 @@ ETC, EMPTY = f"{BASE}/etc", f"{BASE}/empty"
 _NO_ARTEFACT = "! -type f ! -type d ! -type l"
 _SWEEP = f"find {spec.WORKSPACE} -xdev {_NO_ARTEFACT} -delete"
 """Pipes and sockets go at sealing: a checker that opened one would hang."""
+_ENTERABLE = 0o755
+"""Mode of the workspace at the start of every command: a policy that shut itself out of it must
+not thereby keep the next command, the sealing or a checker from working.
+"""
 _MOUNTS = "/proc/self/ns/mnt"
 _SEAL_FLAGS = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOSYMFOLLOW
 
@@ -185,6 +189,7 @@ class Holder:
             command, bubblewrap=self._program, options=spec.bubblewrap_arguments(layout),
             within=lambda: self._within(lease.mounts),
         )  # fmt: skip
+        os.fchmod(lease.workspace, _ENTERABLE)
         lease.runs[number] = run
         lease.idle.clear()
 

@@ -1,8 +1,10 @@
 """Checks that are programs: a command or a Python checker in a fresh sandbox.
 
 Not a place for the attempt's own sandbox: what it left is mounted read-only at /artefacts, and the
-program runs beside it in a pristine one. The one thing that must stay true: a value is read only
-from a complete record that carries this call's nonce; everything else is the check's failure.
+program runs beside it in a pristine one. A candidate that ends or stops its own checker, twice, is
+the policy's doing and pays 0: no policy may choose to go without a verdict. The one thing that must
+stay true: a value is read only from a complete record that carries this call's nonce; everything
+else is the check's failure.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ async def program(check: Check, subject: Subject, tools: Tools) -> Finding:
 
 async def carry_out(check: Check, subject: Subject, tools: Tools) -> Mapping[str, Json]:
     """The program's record. A time-out is tried once more, alone and with twice the time, before
-    it counts: a busy machine must not decide.
+    it counts: a busy machine must not decide. So is an end while a candidate ran.
 
     Raises:
         VerifierError: no complete record; SandboxError: the sandbox was lost.
@@ -58,9 +60,19 @@ async def carry_out(check: Check, subject: Subject, tools: Tools) -> Mapping[str
     limit_s = seconds_of(check) + _ALLOWANCE_S
     nonce = secrets.token_hex(16)
     result = await _exec(check, subject, tools.sandboxes, nonce, limit_s)
-    if result.timed_out:
-        result = await _exec(check, subject, tools.sandboxes, nonce, 2 * limit_s)
+    first = _ended_by_candidate(result, nonce)
+    if result.timed_out or first:
+        limit_s *= 2 if result.timed_out else 1
+        result = await _exec(check, subject, tools.sandboxes, nonce, limit_s)
+    if first and _ended_by_candidate(result, nonce):
+        return {"value": 0.0, "evidence": {"found": "a candidate that ends its checker"}}
     return read_record(result, nonce)
+
+
+def _ended_by_candidate(result: ExecResult, nonce: str) -> bool:
+    """Whether the harness came to its end, or to its time limit, while a candidate ran."""
+    failed = result.timed_out or result.exit_code != 0
+    return failed and result.stderr.rstrip().endswith(f"{nonce} +")
 
 
 async def _exec(

@@ -7,6 +7,10 @@ processes and moves its output to a descriptor that children do not inherit. The
 must stay true: what the attempt left runs only in child processes, which can neither read the
 order nor write the record.
 
+While a candidate runs, the last line on standard error is the nonce and `+`, afterwards the nonce
+and `-`: a harness that ends on `+` was ended by what it ran. One run sees what an earlier one left
+in the writable folders, so a checker runs its own programs before the candidate's, or not at all.
+
 A checker is Python source that defines `check(order)`; `order` has `artefacts` (path), `reply`,
 `params`, and `run(argv, stdin=b"", timeout_s=…) -> Ran`. It returns a number in [0, 1], a bool, or
 a mapping with `value` and, for suites, `expected`, `ran`, `passed`, and optionally `evidence`.
@@ -16,21 +20,24 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import math
 import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 MAX_OUTPUT_BYTES = 1 << 20
 _SET_DUMPABLE, _SET_CHILD_SUBREAPER = 4, 36
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 _WALL_FACTOR = 4
 """Wall limit over CPU limit: a busy machine must not turn a right program into a wrong one."""
 
@@ -40,7 +47,7 @@ class Ran:
     """What a candidate process did."""
 
     exit_code: int
-    """Negative: the number of the signal that ended it."""
+    """Negative: the number of the signal that ended it; 127, 126: it was not there, or no program."""
     stdout: bytes
     timed_out: bool
 
@@ -67,17 +74,21 @@ def run(argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 2.0) -> R
         resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_OUTPUT_BYTES, MAX_OUTPUT_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
+    with _unnamed() as given, _unnamed() as said, _modes_kept():
         given.write(stdin)
         given.seek(0)
-        process = subprocess.Popen(
-            list(argv),
-            stdin=given,
-            stdout=said,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=limits,
-        )
+        try:
+            process = subprocess.Popen(
+                list(argv),
+                stdin=given,
+                stdout=said,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=limits,
+            )
+        except OSError as error:
+            missing = error.errno == errno.ENOENT
+            return Ran(_NOT_FOUND if missing else _NOT_EXECUTABLE, b"", False)
         try:
             process.wait(timeout=timeout_s * _WALL_FACTOR)
             timed_out = process.returncode == -signal.SIGXCPU
@@ -87,6 +98,24 @@ def run(argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 2.0) -> R
             _end(process)
         said.seek(0)
         return Ran(process.returncode, said.read(MAX_OUTPUT_BYTES), timed_out)
+
+
+def _unnamed() -> BinaryIO:
+    """A file in memory: a candidate that fills the disk cannot be in its way."""
+    return open(os.memfd_create("ran"), "w+b")
+
+
+@contextlib.contextmanager
+def _modes_kept() -> Iterator[None]:
+    """Give the folders a checker works in the modes back that a candidate may have taken."""
+    modes = {folder: stat.S_IMODE(os.stat(folder).st_mode)
+             for folder in (os.getcwd(), tempfile.gettempdir())}  # fmt: skip
+    try:
+        yield
+    finally:
+        for folder, mode in modes.items():
+            if stat.S_IMODE(os.stat(folder).st_mode) != mode:
+                os.chmod(folder, mode)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -113,7 +142,19 @@ def _children() -> list[int]:
     return found
 
 
-def _carry_out(order: Mapping[str, Any]) -> dict[str, Any]:
+def _announced(progress: int, nonce: str) -> Callable[..., Ran]:
+    """`run` that says on `progress` when a candidate runs."""
+
+    def announced(argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 2.0) -> Ran:
+        os.write(progress, f"{nonce} +\n".encode())
+        ran = run(argv, stdin=stdin, timeout_s=timeout_s)
+        os.write(progress, f"{nonce} -\n".encode())
+        return ran
+
+    return announced
+
+
+def _carry_out(order: Mapping[str, Any], progress: int) -> dict[str, Any]:
     """The record of one order; an exception of the checker is its own failure."""
     try:
         if "command" in order:
@@ -123,7 +164,8 @@ def _carry_out(order: Mapping[str, Any]) -> dict[str, Any]:
             return {"value": 1.0 - ended.exit_code}
         space: dict[str, Any] = {"__name__": "checker"}
         exec(compile(order["source"], "checker", "exec"), space)
-        given = Order(order["artefacts"], order["reply"], order["params"], run)
+        given = Order(order["artefacts"], order["reply"], order["params"],
+                      _announced(progress, order["nonce"]))  # fmt: skip
         result = space["check"](given)
         return dict(result) if isinstance(result, Mapping) else {"value": float(result)}
     except BaseException as error:
@@ -139,11 +181,11 @@ def main() -> int:
     if hidden != 0 or adopted != 0:
         return 3
     order = json.loads(sys.stdin.buffer.read())
-    channel = os.dup(1)
+    channel, progress = os.dup(1), os.dup(2)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
-    record = {"nonce": order["nonce"], **_carry_out(order)}
+    record = {"nonce": order["nonce"], **_carry_out(order, progress)}
     with open(channel, "w", encoding="utf-8") as report:
         report.write(json.dumps(record) + "\n")
     return 0

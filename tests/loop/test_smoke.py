@@ -106,7 +106,7 @@ def test_an_anchor_holds_and_a_checkpoint_brings_it_along(tmp_path: Path) -> Non
     [
         ("domains.train=[]", "domains.train names no domain"),
         ('domains.watch=[{name="toy.digit"}]', "in domains.train and in domains.watch"),
-        ('sft.domains=["toy.digi"]', "did you mean 'toy.digit'"),
+        ('sft.weights={"toy.digi"=1.0}', "did you mean 'toy.digit'"),
         ("train.anchor_weight=0.1", "domains.anchor names no domain"),
     ],
 )

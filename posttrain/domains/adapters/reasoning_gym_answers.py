@@ -36,6 +36,8 @@ def passes(generator: str, answer: str, *, gold: str, question: str) -> bool:
         return False
     if _NO_NUMBER.search(answer) and not _NO_NUMBER.search(gold):
         return False
+    if any(character.isdecimal() and not character.isascii() for character in answer):
+        return False  # int() reads the digits of every script; nobody asked for them
     if generator in table.READ_AS_PYTHON:
         return _LITERAL.fullmatch(answer) is not None
     if generator in table.READ_BY_SYMPY:

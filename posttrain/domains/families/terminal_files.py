@@ -214,8 +214,8 @@ def archive(draw: Draw, level: int) -> Scene:
         files=files,
         commands=commands,
         goals=goals,
-        gates=(unharmed({}, pack, *out.values()),),
-        setup=setup,
+        gates=(has_mode(pack, "644", gate=True), unharmed({}, pack, *out.values())),
+        setup=(*setup, f"chmod 644 {pack}"),
         constraints=(f"Keep {pack}.",),
     )
 
