@@ -107,6 +107,8 @@ class Decoder(nn.Module):
         """Final hidden states (T, C), the last norm applied. `positions_T` may be in any order;
         which tokens see which is the business of `attend` alone.
         """
+        # Not `functional.embedding`: its gradient of a bfloat16 row is summed token by token in
+        # bfloat16, and a frequent token's is then wrong by whole per cents.
         x_TC = widened(self.embed.index_select(0, ids_T))
         cos_T1D, sin_T1D = self.rotary.table(positions_T, self.dtype)
         for index, layer in enumerate(self.layers):

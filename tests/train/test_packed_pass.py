@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from posttrain.core.ports import Example
-from posttrain.engine.model import load, random_model
+from posttrain.engine.model import full_attention, load, random_model
 from posttrain.train import attention
 from posttrain.train.advantages import advantages
 from posttrain.train.algorithms import ALGORITHMS, Normaliser
@@ -242,6 +242,26 @@ def test_a_bf16_model_stays_close_to_the_exact_one(tiny_directory, exact_model):
     _, got = packed(narrow, trainables, 1000, kind=torch.float32)
     cosine = torch.cosine_similarity(slope, got.double(), dim=0)
     assert cosine > 0.999
+
+
+def test_the_gradient_of_a_frequent_token_is_not_summed_in_bf16(tmp_path):
+    """It was off by 73 % here: from some hundred occurrences on, a bf16 sum no longer moves."""
+    directory = random_model(
+        tmp_path / "untied", hidden=32, layers=1, seed=3, tie_word_embeddings=False
+    )
+    chance = torch.Generator().manual_seed(0)
+    ids, positions = torch.full((2000,), 7), torch.arange(2000)
+    pull = torch.randn(32, generator=chance) + 0.1 * torch.randn(2000, 32, generator=chance)
+    slopes = []
+    for kind in (torch.bfloat16, torch.float32):
+        narrow = load(directory, dtype=torch.bfloat16, verify=False)
+        for parameter in narrow.parameters():
+            parameter.data = parameter.data.to(kind)
+        narrow.requires_grad_(True)
+        hidden = narrow.hidden(ids, positions, full_attention(positions))
+        hidden.backward(pull.to(hidden.dtype))
+        slopes.append(narrow.embed.grad[7].float())
+    assert (slopes[0] - slopes[1]).norm() < 0.01 * slopes[1].norm()
 
 
 def rows_keep_their_bits() -> bool:
