@@ -28,7 +28,11 @@ class Device:
     def __init__(self, batcher: Batcher, num_blocks: int) -> None:
         self.batcher = batcher
         self.memory: list[list[object]] = [[None] * SIZE for _ in range(num_blocks)]
-        self.version = 0
+        self.versions = {"train": 0, "eval": 0}
+
+    def update(self, slot: str) -> None:
+        self.versions[slot] += 1
+        self.batcher.renew(slot)
 
     def run(self, step: Step) -> list[Request]:
         for copy in step.copies:
@@ -39,7 +43,7 @@ class Device:
             for request in (chunk.request, *chunk.samplers):
                 self.read(request, chunk.last)
         draws = [Draw(self.next_token(request), -1.0) for request in step.samplers]
-        ended = self.batcher.finish(step, draws, version=self.version)
+        ended = self.batcher.finish(step, draws, version=self.versions[step.slot])
         for request in self.batcher.requests():
             entries = [self.entry(request, p) for p in range(request.computed)]
             assert request.oldest_kv == min((version for _, version in entries), default=None)
@@ -50,7 +54,7 @@ class Device:
 
     def write(self, request: Request, first: int, last: int) -> None:
         for p in range(first, last):
-            entry = (tuple(request.tokens[: p + 1]), self.version)
+            entry = (tuple(request.tokens[: p + 1]), self.versions[request.asked.slot])
             self.memory[request.blocks[p // SIZE]][p % SIZE] = entry
 
     def read(self, request: Request, last: int) -> None:
@@ -117,8 +121,7 @@ def test_nothing_computed_before_an_update_is_shared_after_it():
     leader = Request(ask(range(10), seed=0), order=0)
     machine.submit(leader)
     device.run(machine.plan())  # type: ignore[arg-type]
-    device.version = 1
-    machine.renew("train")
+    device.update("train")
     late = Request(ask(range(10), seed=1), order=1)
     machine.submit(late)
     device.drain()
@@ -202,8 +205,7 @@ def test_any_interleaving_keeps_every_count_and_everyones_tokens(seed: int):
         if action < 0.15 and requests:
             machine.abort(chance.choice(requests))
         elif action < 0.25:
-            device.version += 1
-            machine.renew("train")
+            device.update(chance.choice(("train", "eval")))
         prompt = [chance.randrange(2)] * chance.choice((1, 3, 4, 9))
         asked = ask(prompt, seed=order, max_tokens=chance.randrange(1, 14),
                     slot=chance.choice(("train", "train", "eval")),
