@@ -47,7 +47,7 @@ class Ran:
     """What a candidate process did."""
 
     exit_code: int
-    """Negative: the number of the signal that ended it; 127, 126: it was not there, or no program."""
+    """Negative: the number of the signal that ended it; 127: not there; 126: not a program."""
     stdout: bytes
     timed_out: bool
 

@@ -1,17 +1,18 @@
 """Checks of the state an attempt left: one assertion about one place of its sealed workspace.
 
 Nothing here runs what the attempt left: contents and entries are read through the seal, links are
-never followed, and databases are opened by a killable worker. The one thing that must stay true: a
-file that is missing, too large or unreadable as what it should be is the attempt's doing and pays
-0, while a lost sandbox or worker is an error and pays nothing.
+never followed, and databases are opened by a process of their own in a killable worker. The one
+thing that must stay true: a file that is missing, too large, unreadable as what it should be or
+ruinous to its reader is the attempt's doing and pays 0, while a lost sandbox or worker is an error
+and pays nothing.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import sqlite3
-import tempfile
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
@@ -23,9 +24,8 @@ from posttrain.verify.layers import Finding
 
 MAX_FILE_BYTES = 8 << 20
 MAX_ENTRIES = 4_096
-MAX_ROWS = 10_000
-TICK_STEPS, MAX_TICKS = 10_000, 5_000
-"""A query may take 50 million steps of SQLite's machine: a view that never ends pays 0."""
+QUERY_CPU_S = 3
+"""Processor time of a query, so that a busy machine decides nothing; it takes milliseconds."""
 SQLITE_READER = "posttrain.verify.state:read_rows"
 _MISSING = Finding(value=0.0, evidence={"found": "no such regular file"})
 _TOO_LARGE = Finding(value=0.0, evidence={"found": f"more than {MAX_FILE_BYTES} bytes"})
@@ -155,6 +155,7 @@ async def _sqlite_rows(check: Check, subject: Subject, tools: Tools) -> Finding:
         base64.b64encode(data).decode(),
         base64.b64encode(log or b"").decode(),
         text_of(check, "query"),
+        QUERY_CPU_S,
         timeout_s=seconds_of(check),
     )
     if "refused" in answer:
@@ -166,33 +167,24 @@ async def _sqlite_rows(check: Check, subject: Subject, tools: Tools) -> Finding:
     return Finding(value=float(equal), evidence={} if equal else {"rows": rows[:8]})
 
 
-def read_rows(database: str, log: str, query: str) -> dict[str, Json]:
+def read_rows(database: str, log: str, query: str, cpu_s: int) -> dict[str, Json]:
     """Rows of a query over database bytes (base64, with their write-ahead log); for workers only.
 
-    A damaged database, a missing table or an endless view is the attempt's doing:
-    `{"refused": why}`.
+    A damaged database, a missing table, an endless view or one that crashes its reader is the
+    attempt's doing: `{"refused": why}`.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "copy.db"
-        path.write_bytes(base64.b64decode(database))
-        if log:
-            Path(f"{path}-wal").write_bytes(base64.b64decode(log))
-        connection = sqlite3.connect(path)
-        ticks = iter(range(MAX_TICKS))
-        connection.set_progress_handler(lambda: next(ticks, None) is None, TICK_STEPS)
-        try:
-            connection.execute("PRAGMA trusted_schema = OFF")
-            connection.execute("PRAGMA query_only = ON")
-            rows = connection.execute(query).fetchmany(MAX_ROWS)
-            return {"rows": [[_cell(cell) for cell in row] for row in rows]}
-        except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:
-            return {"refused": f"{type(error).__name__}: {error}"}
-        finally:
-            connection.close()
-
-
-def _cell(value: object) -> Json:
-    return {"hex": value.hex()} if isinstance(value, bytes) else value
+    order = {"database": database, "log": log, "query": query, "cpu_s": cpu_s}
+    ended = subprocess.run(
+        (sys.executable, "-I", "-S", "-B", str(Path(__file__).with_name("sqlite_reader.py"))),
+        input=json.dumps(order).encode(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    if ended.returncode != 0:
+        return {"refused": f"its reader ended with {ended.returncode}"}
+    answer: dict[str, Json] = json.loads(ended.stdout)
+    return answer
 
 
 # --- the tree ---------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from posttrain.domains import catalogue
 from posttrain.domains.adapters import reasoning_gym
 from posttrain.domains.adapters import reasoning_gym_levels as table
 from posttrain.domains.adapters.lossless import decode, encode
+from posttrain.domains.adapters.reasoning_gym_answers import passes
 from posttrain.domains.catalogue import DomainSpec
 from posttrain.domains.domain import check_contract
 from posttrain.domains.presets import PRESETS
@@ -243,3 +244,9 @@ def test_what_is_not_a_number_is_not_right() -> None:
     assert paid(task, task.private["answer"]) == 1.0
     for answer in ("nan", "NaN + 1.0i", "inf"):
         assert paid(task, answer) == 0.0
+
+
+def test_digits_of_other_scripts_are_not_read_as_numbers() -> None:
+    """`int()` reads them: an answer "٣" was paid where 3 is right."""
+    assert passes("rectangle_count", "3", gold="3", question="?")
+    assert not passes("rectangle_count", "\u0663", gold="3", question="?")

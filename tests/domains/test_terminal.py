@@ -62,6 +62,15 @@ def test_deleting_everything_and_another_tasks_solution_earn_nothing(
         assert workspace.reward(task, tmp_path / "constant") == 0.0
 
 
+@pytest.mark.parametrize("level", range(3))
+def test_an_archive_that_was_to_be_kept_is_kept(level: int, tmp_path: Path) -> None:
+    """Keeping it was demanded and not checked."""
+    task = task_of("archive", level, 3)
+    workspace.lay(task, tmp_path)
+    workspace.run([*commands_of(task), "rm *.tar.gz"], tmp_path)
+    assert workspace.reward(task, tmp_path) == 0.0
+
+
 def try_all(commands: list[str], root: Path) -> None:
     for command in commands:
         try:

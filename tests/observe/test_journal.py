@@ -137,3 +137,13 @@ def test_a_last_line_cut_off_is_ignored(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-4])
     assert [note.data["i"] for note in read_notes(tmp_path)] == [0, 1]
     assert FileJournal(tmp_path).read(place) is None
+
+
+def test_a_record_nested_too_deep_is_lost_and_counted(tmp_path: Path) -> None:
+    nested: list[Any] = []
+    for _ in range(5_000):
+        nested = [nested]
+    journal = FileJournal(tmp_path)
+    assert journal.write(Note(kind="deep", data={"x": nested})) == ""
+    assert journal.stats().lost == 1
+    journal.close()

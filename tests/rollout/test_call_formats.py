@@ -1,5 +1,6 @@
 import json
 import subprocess
+import time
 
 import pytest
 from hypothesis import given
@@ -135,6 +136,32 @@ def test_message_about_unreadable_json_is_short(body):
     assert refused is not None
     assert refused.kind is Refusal.MALFORMED
     assert len(refused.message.encode()) <= 2048
+
+
+@pytest.mark.parametrize("depth", [40, 480, 600, 900, 100_000])
+@pytest.mark.parametrize("form", [CallFormat.HERMES, CallFormat.LINE])
+def test_arguments_nested_too_deep_are_malformed(form, depth):
+    """Nested 500 deep, they raised in `read`, and the attempt became `infra_failed`."""
+    body = '{"name": "shell", "arguments": {"command": %s}}' % ("[" * depth + "]" * depth)
+    text = f"<tool_call>{body}</tool_call>" if form is CallFormat.HERMES else f"call: {body}"
+    (call,) = tools.read(text, form, tools=(SHELL,))
+    assert call.arguments is None
+    assert call.error
+
+
+def test_a_number_too_large_for_json_is_malformed():
+    (call,) = tools.read(
+        'call: {"name": "shell", "arguments": {"command": 1e999}}', CallFormat.LINE, tools=(SHELL,)
+    )
+    assert call.arguments is None
+    assert "1e999 is no JSON number" in str(call.error)
+
+
+def test_a_long_run_of_blanks_is_read_in_linear_time():
+    """100,000 blanks in a call took 28 s of the loop's thread."""
+    started_s = time.process_time()
+    tools.read("call: x" + " " * 100_000 + "x", CallFormat.LINE, tools=(SHELL,))
+    assert time.process_time() - started_s < 2.0
 
 
 def test_calls_that_are_not_closed_are_malformed():

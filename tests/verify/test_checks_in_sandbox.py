@@ -124,16 +124,61 @@ def test_a_checker_sees_the_artefacts_read_only_and_hides_its_order(make_attempt
     assert verdict.reward == 1.0, (verdict.errors, verdict.components)
 
 
-def test_a_checker_that_is_killed_by_a_candidate_is_no_reward(make_attempt):
-    source = (
-        "import sys\n"
-        "def check(order):\n"
-        "    order.run(['sh', '-c', 'kill -9 $PPID'])\n"
-        "    return 1.0\n"
-    )
+BY_CANDIDATE = """
+def check(order):
+    first = order.run(["bash", "-c", order.params["candidate"]], timeout_s=1)
+    return float(order.run(["bash", "-c", "cat > /tmp/x; echo ok"]).stdout == b"ok\\n")
+"""
+
+
+@pytest.mark.parametrize("candidate", ["kill -9 $PPID", "kill -9 -1"])
+def test_a_candidate_that_kills_its_checker_is_paid_nothing(candidate, make_attempt):
+    """It chose `verifier_failed` over reward 0: what the policy does itself is its own failure."""
+    params = {"source": BY_CANDIDATE, "params": {"candidate": candidate}}
+    verdict = judge(make_attempt, Check(kind="program", params=params))
+    assert verdict.errors == ()
+    assert verdict.reward == 0.0
+    assert "ends its checker" in str(verdict.components[0].evidence)
+
+
+def test_a_candidate_that_stops_its_checker_is_paid_nothing(make_attempt, monkeypatch):
+    monkeypatch.setattr("posttrain.verify.execution._ALLOWANCE_S", 0.3)
+    params = {"source": BY_CANDIDATE, "params": {"candidate": "kill -STOP $PPID; sleep 60"}}
+    check = Check(kind="program", params=params | {"timeout_s": 0.2})
+    verdict = judge(make_attempt, check)
+    assert verdict.reward == 0.0, verdict.errors
+
+
+def test_a_checker_that_is_killed_while_no_candidate_runs_is_no_reward(make_attempt):
+    source = "import os\ndef check(order):\n    order.run(['true'])\n    os.kill(os.getpid(), 9)\n"
     verdict = judge(make_attempt, Check(kind="program", params={"source": source}))
     assert verdict.reward is None
     assert "no complete record" in verdict.errors[0]
+
+
+@pytest.mark.parametrize(
+    "candidate",
+    [
+        "rm -rf /workspace/*; chmod 000 /workspace /tmp",
+        "head -c 99000000 /dev/zero | split -b 500000 - /tmp/full",
+    ],
+)
+def test_a_candidate_that_ruins_the_writable_folders_changes_no_later_run(candidate, make_attempt):
+    params = {"source": BY_CANDIDATE, "params": {"candidate": candidate}}
+    verdict = judge(make_attempt, Check(kind="program", params=params))
+    assert verdict.reward == 1.0, verdict.errors
+
+
+def test_a_workspace_shut_by_the_policy_is_judged_as_it_is(make_attempt):
+    """`chmod 000 .` made the attempt `infra_failed`: no later command, and no seal."""
+    source = "def check(order): return open(order.artefacts + '/a.txt').read() == 'one\\n'"
+    verdict = judge(
+        make_attempt,
+        state("file_equals", "a.txt", expected="one\n"),
+        Check(kind="program", params={"source": source}),
+        commands=["chmod 000 /workspace", "chmod 000 /workspace /tmp"],
+    )
+    assert verdict.reward == 1.0, verdict.errors
 
 
 def test_a_hanging_checker_costs_its_time_limit_and_nothing_else(make_attempt, monkeypatch):

@@ -117,6 +117,17 @@ def test_what_a_candidate_started_is_dead_when_its_run_returns(find, workspace, 
     assert find(program, check).value == 1.0
 
 
+def test_a_candidate_that_is_not_there_or_no_program_ran_and_failed(find, workspace):
+    """A missing program raised in the checker: leaving nothing earned no verdict instead of 0."""
+    (workspace / "text").write_text("no program")
+    check = source(
+        "def check(order):\n"
+        "    places = [order.artefacts + '/' + name for name in ('none', 'text', 'text/below')]\n"
+        "    return [order.run([place]).exit_code for place in places] == [127, 126, 126]\n"
+    )
+    assert find(program, check).value == 1.0
+
+
 def test_a_candidate_that_never_ends_is_cut_and_told_apart(find):
     check = source(
         "import sys\n"

@@ -150,12 +150,31 @@ def test_a_broken_database_pays_nothing(value, workspace, database):
 
 
 def test_a_view_that_never_ends_pays_nothing(value, database, monkeypatch):
-    monkeypatch.setattr(states, "MAX_TICKS", 20)
+    monkeypatch.setattr(states, "QUERY_CPU_S", 1)
     database.execute("DROP TABLE item")
     database.execute(
         "CREATE VIEW item AS WITH RECURSIVE n(name) AS (SELECT 1 UNION ALL SELECT name + 1 FROM n)"
         " SELECT count(*) AS name, 0 AS price FROM n"
     )
+    database.commit()
+    assert value("sqlite_rows", "shop.db", query=QUERY, expected=[]) == 0.0
+
+
+RUINOUS = {
+    "a number that is no JSON value": "SELECT 'pen' AS name, 9e999 AS price",
+    "a cell larger than any memory": "SELECT 'pen' AS name, zeroblob(999000000) AS price",
+    "more rows than anybody reads": "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 "
+    "FROM n WHERE i < 20000) SELECT i AS name, i AS price FROM n",
+    "more bytes than the disk has": "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 "
+    "FROM n WHERE i < 9000) SELECT hex(zeroblob(90000)) || i AS name, 1 AS price FROM n",
+}
+
+
+@pytest.mark.parametrize("name", RUINOUS)
+def test_a_database_that_ruins_its_reader_pays_nothing(name, value, database):
+    """A policy chose `verifier_failed` over reward 0 by what it wrote into its database."""
+    database.execute("DROP TABLE item")
+    database.execute(f"CREATE VIEW item AS {RUINOUS[name]}")
     database.commit()
     assert value("sqlite_rows", "shop.db", query=QUERY, expected=[]) == 0.0
 
