@@ -2,8 +2,13 @@
 
 `KeyValues` is the storage, `PagedAttention` the `Attend` of one step: it writes the new keys and
 values, then lets decoding tokens look at their context in buckets of similar length (batched
-products over the key-value heads) and every prefill chunk look at its own. The one thing that must
-stay true: a token sees exactly the positions of its own sequence up to its own.
+products over the key-value heads) and every prefill chunk look at its own.
+
+The order of operations is a contract with the trainer (`train.attention`): keys in the order of
+their positions with padding only behind them, then `baddbmm`, softmax, `bmm` in the model's type.
+In bf16 on a CPU a row of these has the same bits in any batch, so that both give one log-probability.
+The one thing that must stay true: a token sees exactly the positions of its own sequence up to its
+own.
 
 Legend of suffixes: _T tokens of the step, _B sequences of a bucket, _L positions of a bucket's
 longest context, _S slots (block · size + offset), _H query heads, _K key-value heads, _G query
@@ -81,8 +86,10 @@ class _Prefill:
     context: int
     """Positions its last token sees."""
     blocks: torch.Tensor
-    mask: torch.Tensor | None
-    """(stop - start, context), True where visible; None: plain causal without earlier context."""
+    bias: torch.Tensor | None
+    """(stop - start, context): 0 where visible, minus infinity elsewhere; None: more than
+    `LONG_SCORES`.
+    """
 
 
 class PagedAttention:
@@ -137,23 +144,44 @@ class PagedAttention:
         return out.view(kv_heads, batch, -1, v.shape[-1]).transpose(0, 1).flatten(1, 2)
 
     def _look_back(self, layer: int, q_THD: torch.Tensor, prefill: _Prefill) -> torch.Tensor:
-        k, v = self._store.gather(layer, prefill.blocks)
-        repeats = q_THD.shape[1] // k.shape[0]
-        k, v = (x[:, : prefill.context].repeat_interleave(repeats, dim=0)[None] for x in (k, v))
-        out = functional.scaled_dot_product_attention(
-            q_THD.transpose(0, 1)[None], k, v, attn_mask=prefill.mask,
-            is_causal=prefill.mask is None,
-        )  # fmt: skip
-        return out[0].transpose(0, 1)
+        """Several positions of one sequence. Batches are key-value heads; rows are query head of
+        the group · T + position.
+        """
+        k, v = (x[:, : prefill.context] for x in self._store.gather(layer, prefill.blocks))
+        rows, kv_heads = len(q_THD), len(k)
+        q = q_THD.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
+        if prefill.bias is None:
+            out = self._look_far_back(q, k, v)
+        else:
+            bias = prefill.bias.repeat(q.shape[1], 1).expand(kv_heads, -1, -1)
+            scores = torch.baddbmm(
+                bias, q.flatten(1, 2), k.transpose(1, 2), alpha=q.shape[3] ** -0.5
+            )
+            out = torch.bmm(scores.softmax(-1), v).unflatten(1, (-1, rows))
+        return out.permute(2, 0, 1, 3).flatten(1, 2)
+
+    @staticmethod
+    def _look_far_back(
+        q_KGTD: torch.Tensor, k_KLD: torch.Tensor, v_KLD: torch.Tensor
+    ) -> torch.Tensor:
+        """The same without holding all scores at once; in bf16 its bits differ a little."""
+        rows, context = q_KGTD.shape[2], k_KLD.shape[1]
+        positions = torch.arange(context)
+        visible = positions[None, :] <= positions[context - rows :, None]
+        shape = (-1, q_KGTD.shape[1], -1, -1)
+        return functional.scaled_dot_product_attention(
+            q_KGTD, k_KLD[:, None].expand(shape), v_KLD[:, None].expand(shape), attn_mask=visible
+        )
 
     def _prefill(self, row: int, chunk: Chunk) -> _Prefill:
         table = chunk.request.blocks[: -(-chunk.last // self._store.size)]
-        mask = None
-        if chunk.first:
+        rows, bias = chunk.last - chunk.first, None
+        if rows * chunk.last <= LONG_SCORES:
             positions = torch.arange(chunk.last)
-            mask = positions[None, :] <= positions[chunk.first :, None]
-        rows = chunk.last - chunk.first
-        return _Prefill(row, row + rows, chunk.last, torch.tensor(table), mask)
+            hidden = positions[None, :] > positions[chunk.first :, None]
+            bias = torch.zeros(hidden.shape, dtype=self._store.keys[0].dtype)
+            bias.masked_fill_(hidden, -torch.inf)
+        return _Prefill(row, row + rows, chunk.last, torch.tensor(table), bias)
 
     def _bucketed(self, decodes: list[tuple[int, Chunk]], *, num_rows: int) -> list[_Bucket]:
         """Group by length, longest at most `_SPREAD` times (plus a block) the shortest."""
@@ -185,5 +213,7 @@ class PagedAttention:
         )
 
 
+LONG_SCORES = 1 << 20
+"""Scores per head above which a chunk goes to torch's memory-saving attention."""
 _SPREAD = 1.5
 """A bucket's longest context in blocks, over its shortest; more buckets cost more calls."""
