@@ -5,10 +5,9 @@ values, then lets decoding tokens look at their context in buckets of similar le
 products over the key-value heads) and every prefill chunk look at its own.
 
 The order of operations is a contract with the trainer (`train.attention`): keys in the order of
-their positions with padding only behind them, then `baddbmm`, softmax, `bmm` in the model's type.
-In bf16 on a CPU a row of these has the same bits in any batch, so that both give one log-probability.
-The one thing that must stay true: a token sees exactly the positions of its own sequence up to its
-own.
+their positions, padding only behind them, then `baddbmm`, softmax, `bmm` in the model's type. In
+bf16 on a CPU a row of these has the same bits in any batch, so both give one log-probability. The
+one thing that must stay true: a token sees exactly the positions of its own sequence up to its own.
 
 Legend of suffixes: _T tokens of the step, _B sequences of a bucket, _L positions of a bucket's
 longest context, _S slots (block · size + offset), _H query heads, _K key-value heads, _G query
