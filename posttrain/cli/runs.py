@@ -41,6 +41,19 @@ def find(name: str) -> Path:
     )
 
 
+def check_name(name: str) -> None:
+    """Refuse a name that is not the name of one folder under `root()`.
+
+    Raises:
+        UsageError: it is empty, a path, or starts with a dot or a dash.
+    """
+    if not name.strip() or name[0] in ".-" or "/" in name or "\0" in name:
+        raise UsageError(
+            f"wanted a plain name for the run, got {name!r}.",
+            "give a word such as 'first'; POSTTRAIN_RUNS sets the folder of all runs.",
+        )
+
+
 def fresh(name: str) -> Path:
     """The folder of a new run: `name`, or `name-2`, `name-3`, … where that is taken."""
     folder, number = root() / name, 2

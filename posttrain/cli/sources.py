@@ -72,6 +72,7 @@ def begin(
     """
     overrides = [*overrides, f"run.name={name}"] if name else list(overrides)
     resolved = resolve(preset, file, overrides)
+    runs.check_name(resolved.value.run.name)
     folder = runs.fresh(resolved.value.run.name)
     if folder.name != resolved.value.run.name:
         others = [each for each in overrides if each.partition("=")[0].strip() != "run.name"]

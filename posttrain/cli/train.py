@@ -60,10 +60,13 @@ def _begin(
             f"train wants a --preset ({', '.join(sources.presets())}), a --config file, or --set.",
             "posttrain train --preset smoke",
         )
-    if run is not None and (runs.root() / run).exists():
-        raise UsageError(
-            f"there is a run '{run}' already.", f"posttrain train --resume {run}, or another --run"
-        )
+    if run is not None:
+        runs.check_name(run)
+        if (runs.root() / run).exists():
+            raise UsageError(
+                f"there is a run '{run}' already.",
+                f"posttrain train --resume {run}, or another --run",
+            )
     return sources.begin(preset, config, overrides, name=run)
 
 

@@ -244,16 +244,23 @@ def _told(name: str, act: Callable[[], T]) -> T:
 
 # --- functions for workers: JSON in, JSON out ---------------------------------------------------
 
+MAX_TASK_CHARS = 4 << 20
+"""A larger task, as JSON, is a flood: it would be tokenised and kept in the run's own process."""
+
 
 def describe(reference: Json) -> Json:
     """Name and number of levels, `{"name": …, "levels": …}`, and for a finite domain `set_keys`,
     one a level; or `{"refused": …}` where a person asked for a file, name or parameter that is not
-    there.
+    there, or for a file that is no Python.
     """
     try:
         domain = load(reference)
     except UsageError as error:
         return {"refused": str(error)}
+    except DomainError as error:
+        if isinstance(error.__cause__, SyntaxError):
+            return {"refused": str(error)}
+        raise
     told = {"name": domain.name, "levels": domain.levels}
     if not isinstance(domain, Finite):
         return told
@@ -349,7 +356,14 @@ def _set(domain: Domain, level: int) -> Sequence[Task]:
 
 def _task(domain: Domain, seed: int, level: int) -> Task:
     where = f"{domain.name} (seed {seed}, level {level})"
-    return _told(where, lambda: domain.task(seed, level))
+    task = _told(where, lambda: domain.task(seed, level))
+    size = len(json.dumps(_told(where, lambda: codec.to_json(task))))
+    if size > MAX_TASK_CHARS:
+        raise DomainError(
+            f"domain {where!r} made a task of {size:,} characters.",
+            f"keep tasks below {MAX_TASK_CHARS:,}, files and checks included",
+        )
+    return task
 
 
 def _oracle(domain: Domain, task: Task) -> Oracle:

@@ -7,6 +7,7 @@ decision and on how many draws fell on a finite set before.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -50,8 +51,19 @@ class MixtureSource:
 class SupplyTasks:
     """`loop.parts.Tasks`, and oracles, from killable workers."""
 
-    def __init__(self, supply: Supply, keys: Sequence[Key], *, root_seed: int) -> None:
+    def __init__(
+        self,
+        supply: Supply,
+        keys: Sequence[Key],
+        *,
+        root_seed: int,
+        max_context_tokens: int = sys.maxsize,
+    ) -> None:
+        """`max_context_tokens` is the model's: no task may ask for more, or a domain that floods
+        would fill the trainer's memory by its reference solutions.
+        """
         self._supply = supply
+        self._max_context_tokens = max_context_tokens
         self._root_seed = root_seed
         self._keys: Mapping[tuple[str, int], Key] = {(k.domain, k.level): k for k in keys}
 
@@ -60,7 +72,9 @@ class SupplyTasks:
         key = self._key(drawn.domain, drawn.level)
         number = drawn.place if key.set_key else drawn.draw
         tasks = await self._supply.drawn(key, root_seed=self._root_seed, numbers=[number])
-        return tasks[0]
+        limits = tasks[0].limits
+        most = min(limits.max_context_tokens, self._max_context_tokens)
+        return replace(tasks[0], limits=replace(limits, max_context_tokens=most))
 
     async def oracle(self, task: Task) -> Oracle:
         """The reference solution of a task.

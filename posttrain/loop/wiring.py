@@ -16,7 +16,7 @@ from pathlib import Path
 
 from posttrain.core import seeds
 from posttrain.core.clock import RealClock
-from posttrain.core.errors import ConfigError, DomainError, UsageError
+from posttrain.core.errors import ConfigError, DomainError, LedgerError, UsageError
 from posttrain.core.events import Note
 from posttrain.core.ports import Executor, Policy, Recorder, Work
 from posttrain.core.trajectory import Sampling
@@ -197,7 +197,7 @@ async def open_run(
     Raises:
         UsageError: the folder holds a run and `resume` is not asked for; unknown domains.
         PreflightError: no model, or no sandboxes although a domain needs them.
-        LedgerError: the ledger cannot be opened.
+        LedgerError: the ledger cannot be opened, or is empty beside checkpoints.
     """
     clock = RealClock()
     async with AsyncExitStack() as stack:
@@ -209,6 +209,11 @@ async def open_run(
         if past.starts and not resume:
             raise UsageError(
                 f"{directory} holds a run already.", f"posttrain train --resume {directory.name}"
+            )
+        if resume and not past.starts and any((directory / "checkpoints").glob("step-*")):
+            raise LedgerError(
+                f"The ledger {directory / 'ledger.jsonl'} is empty, though there are checkpoints.",
+                "restore the ledger from a copy, or start a new run.",
             )
         if ledger.torn:
             message = f"A last ledger line was cut by a crash and left out: {ledger.torn[:80]!r}"
@@ -253,7 +258,12 @@ async def _world(config: RunConfig, model: Model, stack: AsyncExitStack) -> Worl
     watch_keys = await _keys(supply, domains.watch)
     anchor_keys = await _keys(supply, domains.anchor)
     _refuse_overlap(train_keys, watch_keys, anchor_keys)
-    tasks = SupplyTasks(supply, train_keys, root_seed=config.run.seed)
+    tasks = SupplyTasks(
+        supply,
+        train_keys,
+        root_seed=config.run.seed,
+        max_context_tokens=model.decoder.shape.max_context,
+    )
     sandboxed = await _sandboxed([*train_keys, *watch_keys], supply, sandboxes)
     verifier = Stack(Tools(clock=clock, workers=scorers, sandboxes=sandboxes))
 

@@ -40,7 +40,7 @@ def main() -> None:
         answer: dict[str, Any] = {"rows": rows(**order)}
     except (sqlite3.Error, ValueError, OverflowError, MemoryError) as error:
         answer = {"refused": f"{type(error).__name__}: {error}"}
-    print(json.dumps(answer))
+    sys.stdout.write(json.dumps(answer))
 
 
 def rows(database: str, log: str, query: str) -> list[list[Any]]:

@@ -128,6 +128,34 @@ def test_what_is_wrong_with_a_file_is_told(tmp_path: Path) -> None:
         asyncio.run(Supply(InProcess()).keys([DomainSpec(name="nowhere.toml")]))
 
 
+def test_a_file_that_is_no_python_is_a_persons_mistake(tmp_path: Path) -> None:
+    """It ended as a failed run (exit code 1) and left the run's folder behind."""
+    (tmp_path / "bad.py").write_text("def domain(:")
+    with pytest.raises(UsageError, match="SyntaxError: invalid syntax"):
+        asyncio.run(Supply(InProcess()).keys([DomainSpec(name=f"{tmp_path}/bad.py:X")]))
+
+
+FLOOD = """
+from posttrain.domains.domain import answer_task
+
+class Flood:
+    name, levels, oracle = "own.flood", 1, None
+
+    def task(self, seed, level):
+        length = 5_000_000 if seed % 2 else 3_000_000
+        return answer_task("x" * length, domain=self.name, seed=seed, level=level, answer="1")
+"""
+
+
+def test_a_domain_that_floods_is_a_domain_error(tmp_path: Path) -> None:
+    """Tasks of 50 MB were tokenised in the run's own process, which died of it."""
+    (tmp_path / "own.py").write_text(FLOOD)
+    name = f"{tmp_path}/own.py:Flood"
+    assert len(catalogue.tasks(name, [[2, 0]])) == 1
+    with pytest.raises(DomainError, match=r"own.flood \(seed 3, level 0\).*5,000,"):
+        catalogue.tasks(name, [[3, 0]])
+
+
 def test_a_json_task_set_loads_by_its_path(tmp_path: Path) -> None:
     (tmp_path / "set.json").write_text(
         '{"name": "own.set", "tasks": [{"objective": "Say a.", "oracle": {"answer": "a"},'

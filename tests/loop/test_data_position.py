@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from posttrain.core import events
-from posttrain.core.events import LedgerEvent, Trained
+from posttrain.core.events import Drawn, LedgerEvent, Trained
 from posttrain.domains.catalogue import DomainSpec
 from posttrain.domains.supply import Supply
 from posttrain.loop.drawing import MixtureSource, SupplyTasks
@@ -99,3 +99,17 @@ def test_a_changed_set_of_prompts_begins_at_its_first_and_says_so(tmp_path: Path
     assert len(world.model.prompts) == 7
     assert world.model.prompts == fresh.model.prompts[:7]
     assert together(world.model.prompts[:2]) == [f"prompt {n} of 4" for n in range(4)]
+
+
+def test_no_task_asks_for_more_context_than_the_model_has() -> None:
+    """A long reference solution went into the trainer whole, whatever the model could take."""
+    supply = Supply(InProcess())
+    keys = asyncio.run(supply.keys([DomainSpec(name="toy.copy", levels=(0,))]))
+    drawn = Drawn(draw=0, domain="toy.copy", level=0, seed=0, size=1, phase="sft")
+
+    def most(**limit: int) -> int:
+        tasks = SupplyTasks(supply, keys, root_seed=3, **limit)
+        return asyncio.run(tasks.task(drawn)).limits.max_context_tokens
+
+    assert most(max_context_tokens=64) == 64
+    assert most() == most(max_context_tokens=1 << 40) > 64

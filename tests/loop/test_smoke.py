@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from posttrain.core import config, events
-from posttrain.core.errors import ConfigError, UsageError
+from posttrain.core.errors import ConfigError, LedgerError, UsageError
 from posttrain.loop import wiring
 from posttrain.loop.driver import Ending
 from posttrain.loop.past import fold
@@ -43,6 +43,13 @@ async def trained(
 def mean_reward(steps: list[Any]) -> float:
     rewards = [step["domains"]["toy.digit"]["reward"] for step in steps]
     return sum(rewards) / len(rewards)
+
+
+def test_checkpoints_without_their_ledger_are_not_trained_over(tmp_path: Path) -> None:
+    """An emptied ledger made `--resume` begin anew in the folder of the trained run."""
+    (tmp_path / "checkpoints/step-000004").mkdir(parents=True)
+    with pytest.raises(LedgerError, match="is empty, though there are checkpoints"):
+        asyncio.run(trained(tmp_path, settings(), resume=True))
 
 
 def test_the_reward_of_a_toy_task_rises(tmp_path: Path) -> None:
