@@ -110,9 +110,12 @@ def _conclude(folder: Path, ending: Ending) -> None:
     from posttrain.cli import results
     from posttrain.evals import report
 
-    page = report.write(folder)
-    results.show(report.load(folder).outcomes)
-    typer.echo(f"report: {page}")
+    try:
+        page = report.write(folder)
+        results.show(report.load(folder).outcomes)
+        typer.echo(f"report: {page}")
+    except OSError as error:  # what ended the run may be that nothing can be written
+        typer.echo(f"No report: {error}.", err=True)
     go_on = f"posttrain train --resume {folder.name}"
     if ending.failed:
         reason = ending.reason.removeprefix("failed: ")

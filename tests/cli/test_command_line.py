@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from posttrain.cli import config as config_command
-from posttrain.cli import doctor, domains, main, models, runs, sources
+from posttrain.cli import doctor, domains, main, models, runs, sources, train
 from posttrain.cli.doctor import Finding, Status
-from posttrain.core.errors import ConfigError, PreflightError
+from posttrain.core.errors import ConfigError, PreflightError, RunError
+from posttrain.loop.driver import Ending
+from posttrain.schedule.account import Account
 from tests.evals.run_folder import write_run
 
 Said = tuple[int, str, str]
@@ -221,6 +223,23 @@ def test_a_crash_leaves_its_traceback_in_the_run_folder(tmp_path: Path) -> None:
         raise RuntimeError("boom")
     assert "RuntimeError: boom" in (tmp_path / "error.txt").read_text()
     assert caught.value.__notes__ == [f"The traceback is in {tmp_path / 'error.txt'}."]
+
+
+def test_a_run_that_a_full_disk_ended_says_so_though_no_report_fits_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended in "internal error: OSError", and what had ended the run was not told."""
+    from posttrain.evals import report
+
+    def full(folder: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(report, "write", full)
+    reason = "failed: Cannot write the ledger: No space left on device."
+    ending = Ending(reason=reason, step=3, account=Account().stats())
+    with pytest.raises(RunError, match="after step 3: Cannot write the ledger"):
+        train._conclude(tmp_path, ending)
+    assert "No report: [Errno 28]" in capsys.readouterr().err
 
 
 def test_a_new_run_never_takes_the_folder_of_another(
