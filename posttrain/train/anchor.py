@@ -159,10 +159,7 @@ def _targets(logits_NV: torch.Tensor) -> Targets:
 def _weighted(rows: Sequence[Row]) -> list[Trainable]:
     """Rows whose tokens share one weight: the mean over all of them."""
     share = 1.0 / sum(len(trained_indices(row)) for row in rows)
-    return [
-        Trainable(row=row, family=index, sequence=index, weight=share)
-        for index, row in enumerate(rows)
-    ]
+    return [Trainable(row=row, sequence=index, weight=share) for index, row in enumerate(rows)]
 
 
 def _joined(targets: Sequence[Targets]) -> Targets:

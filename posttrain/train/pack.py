@@ -1,9 +1,10 @@
 """Rows to micro-batches: every distinct prefix once, logits only where a token is trained.
 
-Not tensors: plain tuples that `batch` turns into them. Rows of one family (a group's attempts)
-that start with the same prompt become one `Tree`: the prompt is its root, each distinct remainder
-a branch that continues the root's positions. Inputs after the last trained token predict nothing
-and are left out, so branches that differ only in their last token are one branch.
+Not tensors: plain tuples that `batch` turns into them. Rows that begin alike (a group's attempts
+behind their prompt, examples behind the wording of their domain) become one `Tree`: what they share
+is its root, each distinct remainder a branch that continues the root's positions. Which rows share
+is what gives the fewest tokens. Inputs after the last trained token predict nothing and are left
+out, so branches that differ only in their last token are one branch.
 
 The one thing that must stay true: the weights are fixed over the whole batch before it is cut, so
 loss and gradient do not depend on the budget, the number of micro-batches or the order of arrival
@@ -30,8 +31,6 @@ class Trainable:
     """A row with what its tokens count for."""
 
     row: Row
-    family: int
-    """Rows of one family may share their prompt."""
     sequence: int
     """Attempt (or example) the row belongs to, numbered over the batch."""
     advantage: float = 1.0
@@ -127,13 +126,13 @@ def from_groups(
     """
     trainables: list[Trainable] = []
     sequence = 0
-    for family, (group, judged) in enumerate(zip(groups, advantages, strict=True)):
+    for group, judged in zip(groups, advantages, strict=True):
         for member, advantage in zip(group.members, judged.values, strict=True):
             rows = [row for row in member.rows if trained_indices(row)]
             if advantage is None or not rows:
                 continue
             trainables += [
-                Trainable(row=row, family=family, sequence=sequence, advantage=advantage,
+                Trainable(row=row, sequence=sequence, advantage=advantage,
                           silent=judged.flat and not keep_flat)
                 for row in rows
             ]  # fmt: skip
@@ -144,7 +143,7 @@ def from_groups(
 def from_examples(examples: Sequence[Example]) -> list[Trainable]:
     """Rows of every example that has a trained token and a weight above 0."""
     return [
-        Trainable(row=example.row, family=index, sequence=index, weight=example.weight)
+        Trainable(row=example.row, sequence=index, weight=example.weight)
         for index, example in enumerate(examples)
         if trained_indices(example.row) and example.weight > 0
     ]
@@ -185,16 +184,11 @@ def normalised(
 def pack(trainables: Iterable[Trainable], *, budget: int) -> list[MicroBatch]:
     """Micro-batches of at most `budget` input tokens; a longer single row gets one of its own.
 
-    A group too large for the budget becomes several trees, its prompt repeated in each.
+    Rows too many for the budget become several trees, their root repeated in each.
     """
-    families: dict[tuple[int, tuple[int, ...]], list[Trainable]] = defaultdict(list)
-    for trainable in trainables:
-        if not trainable.silent:
-            prompt = trainable.row.ids_T[: trained_indices(trainable.row)[0]]
-            families[trainable.family, prompt].append(trainable)
     planted: list[_Planted] = []
-    for (_, prompt), rows in families.items():
-        planted += _plant(prompt, rows, budget)
+    for shared in _trees(_strands(t for t in trainables if not t.silent)):
+        planted += [_grown(shared.root, bundle) for bundle in _bundled(shared, budget)]
     planted.sort(key=lambda p: (len(p.tree.root), p.tree.root, p.tree.branches, _order(p)))
     return _filled(planted, budget)
 
@@ -203,11 +197,8 @@ def lined_up(trainables: Sequence[Trainable], *, budget: int) -> list[MicroBatch
     """Micro-batches that keep the order of the rows and share nothing between them; targets come
     row by row.
     """
-    planted = [
-        _plant(trainable.row.ids_T[: trained_indices(trainable.row)[0]], [trainable], budget)[0]
-        for trainable in trainables
-    ]
-    return _filled(planted, budget)
+    strands = [_Strand(_inputs(trainable.row), [trainable]) for trainable in trainables]
+    return _filled([_grown(0, [strand]) for strand in strands], budget)
 
 
 def _filled(planted: Sequence[_Planted], budget: int) -> list[MicroBatch]:
@@ -227,66 +218,159 @@ def _order(plant: _Planted) -> list[tuple[float, ...]]:
     return [(t.place, t.id, t.behaviour, t.version, t.advantage, t.weight) for t in plant.targets]
 
 
-def _inputs(row: Row) -> tuple[int, ...]:
-    """What follows the prompt and still predicts something."""
-    trained = trained_indices(row)
-    return row.ids_T[trained[0] : trained[-1]]
+# --- who shares with whom ---------------------------------------------------------------------
 
 
-def _plant(prompt: tuple[int, ...], rows: list[Trainable], budget: int) -> list[_Planted]:
-    """Trees of the rows that share a prompt, each within the budget where that is possible."""
-    ordered = sorted(
-        rows, key=lambda t: (_inputs(t.row), t.row.ids_T, t.row.logprobs_T, t.advantage, t.weight)
-    )
-    shoots: list[tuple[tuple[int, ...], list[Trainable]]] = []
-    for trainable in reversed(ordered):  # a prefix of any later one is a prefix of the next
-        inputs = _inputs(trainable.row)
-        if shoots and shoots[-1][0][: len(inputs)] == inputs:
-            shoots[-1][1].append(trainable)
+@dataclass(frozen=True, slots=True)
+class _Strand:
+    """Inputs that still predict something, with every row that has them or a beginning of them."""
+
+    inputs: tuple[int, ...]
+    members: list[Trainable]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """Strands that share their first `root` tokens."""
+
+    root: int
+    strands: list[_Strand]
+
+
+@dataclass(slots=True)
+class _Node:
+    """Strands with a common beginning of `depth` tokens, and the cheapest way to plant them."""
+
+    depth: int
+    strands: list[_Strand] = field(default_factory=list)
+    cost: int = 0
+    """Tokens of `trees`."""
+    trees: list[_Shared] = field(default_factory=list)
+    children: list[_Node] = field(default_factory=list)
+
+    def settle(self) -> _Node:
+        """Choose: every child on its own, or a tree rooted here for those that gain by it."""
+        alone = sum(child.cost for child in self.children)
+        joining = [child for child in self.children if child.joined(self.depth) < child.cost]
+        together = self.depth + sum(min(c.cost, c.joined(self.depth)) for c in self.children)
+        self.strands = [strand for child in self.children for strand in child.strands]
+        if together < alone:
+            shared = _Shared(self.depth, [strand for c in joining for strand in c.strands])
+            apart = [tree for c in self.children if c not in joining for tree in c.trees]
+            self.cost, self.trees = together, [shared, *apart]
         else:
-            shoots.append((inputs, [trainable]))
-    bundles: list[list[tuple[tuple[int, ...], list[Trainable]]]] = []
-    room = 0
-    for inputs, members in reversed(shoots):
-        if len(inputs) > room or not bundles:
+            self.cost, self.trees = alone, [tree for c in self.children for tree in c.trees]
+        return self
+
+    def joined(self, depth: int) -> int:
+        """Tokens of its strands as branches of a root of `depth` tokens."""
+        return sum(len(strand.inputs) - depth for strand in self.strands)
+
+
+def _inputs(row: Row) -> tuple[int, ...]:
+    """Everything that still predicts a trained token."""
+    return row.ids_T[: trained_indices(row)[-1]]
+
+
+def _strands(trainables: Iterable[Trainable]) -> list[_Strand]:
+    """Distinct inputs, sorted; a beginning of another is no strand of its own."""
+    ordered = sorted(
+        trainables,
+        key=lambda t: (_inputs(t.row), t.row.ids_T, t.row.logprobs_T, t.advantage, t.weight),
+    )
+    strands: list[_Strand] = []
+    for trainable in reversed(ordered):  # a beginning of any later one is one of the next
+        inputs = _inputs(trainable.row)
+        if strands and strands[-1].inputs[: len(inputs)] == inputs:
+            strands[-1].members.append(trainable)
+        else:
+            strands.append(_Strand(inputs, [trainable]))
+    return strands[::-1]
+
+
+def _trees(strands: Sequence[_Strand]) -> list[_Shared]:
+    """The forest of fewest tokens whose trees are a root and branches.
+
+    Walks the tree of common beginnings bottom up: sorted strands, and a stack of the open nodes
+    on the way to the current one.
+    """
+    stack = [_Node(0)]
+    for index, strand in enumerate(strands):
+        leaf = _Node(len(strand.inputs), [strand], len(strand.inputs))
+        leaf.trees = [_Shared(leaf.depth, [strand])]
+        following = strands[index + 1].inputs if index + 1 < len(strands) else ()
+        depth = _alike(strand.inputs, following)
+        if depth > stack[-1].depth:
+            stack.append(_Node(depth))
+        stack[-1].children.append(leaf)
+        while stack[-1].depth > depth:
+            settled = stack.pop().settle()
+            if stack[-1].depth < depth:
+                stack.append(_Node(depth))
+            stack[-1].children.append(settled)
+    return stack[0].settle().trees
+
+
+def _alike(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    shorter = min(len(one), len(other))
+    return next((i for i in range(shorter) if one[i] != other[i]), shorter)
+
+
+def _bundled(shared: _Shared, budget: int) -> list[list[_Strand]]:
+    """Branches of one root, short ones first, cut where the budget ends and where padding them to
+    the longest would cost more than another copy of the root.
+    """
+    bundles: list[list[_Strand]] = []
+    room = tokens = 0
+    for strand in sorted(shared.strands, key=lambda s: (len(s.inputs), s.inputs)):
+        length = len(strand.inputs) - shared.root
+        padding = length * len(bundles[-1]) - tokens if bundles else 0
+        if not bundles or length > room or padding > PADDING_PER_TOKEN * shared.root:
             bundles.append([])
-            room = budget - len(prompt)
-        bundles[-1].append((inputs, members))
-        room -= len(inputs)
-    return [_grown(prompt, bundle) for bundle in bundles]
+            room, tokens = budget - shared.root, 0
+        bundles[-1].append(strand)
+        room -= length
+        tokens += length
+    return bundles
 
 
-def _grown(
-    prompt: tuple[int, ...], bundle: list[tuple[tuple[int, ...], list[Trainable]]]
-) -> _Planted:
+PADDING_PER_TOKEN = 8
+"""Padding of branches that costs as much as a token: it takes part in attention alone."""
+
+
+# --- trees with their targets -----------------------------------------------------------------
+
+
+def _grown(root: int, bundle: Sequence[_Strand]) -> _Planted:
     """One tree with its targets. A single branch continues the root itself."""
-    branches = [inputs for inputs, _ in bundle if inputs]
+    shared = bundle[0].inputs[:root]
+    branches = [strand.inputs[root:] for strand in bundle if len(strand.inputs) > root]
     tree = (
-        Tree(root=prompt + branches[0])
+        Tree(root=shared + branches[0])
         if len(branches) == 1
-        else Tree(root=prompt, branches=tuple(branches))
+        else Tree(root=shared, branches=tuple(branches))
     )
     plant = _Planted(tree)
-    start = len(prompt)
-    for inputs, members in bundle:
-        for trainable in reversed(members):
-            plant.targets += _targets(trainable, start, plant.num_rows)
+    start = root
+    for strand in bundle:
+        for trainable in reversed(strand.members):
+            plant.targets += _targets(trainable, root, start, plant.num_rows)
             plant.num_rows += 1
-        start += len(inputs)
+        start += len(strand.inputs) - root
     return plant
 
 
-def _targets(trainable: Trainable, start: int, sequence: int) -> list[Target]:
-    """Targets of a row whose inputs after the prompt begin at `start` of its tree.
+def _targets(trainable: Trainable, root: int, start: int, sequence: int) -> list[Target]:
+    """Targets of a row whose inputs after the first `root` begin at `start` of its tree.
 
-    The token at index i of the row is predicted by the input at i - 1: a prompt position for the
-    first trained token, otherwise `start + (i - 1 - prompt_length)`.
+    The token at index i of the row is predicted by the input at i - 1, which stands at i - 1 within
+    the root and at `start + (i - 1 - root)` after it.
     """
-    row, indices = trainable.row, trained_indices(trainable.row)
-    prompt = indices[0]
+    row = trainable.row
     return [
         Target(
-            place=prompt - 1 if i == prompt else start + i - 1 - prompt,
+            place=i - 1 if i <= root else start + i - 1 - root,
             id=row.ids_T[i],
             behaviour=row.logprobs_T[i],
             version=row.versions_T[i],
@@ -294,7 +378,7 @@ def _targets(trainable: Trainable, start: int, sequence: int) -> list[Target]:
             weight=trainable.weight,
             sequence=sequence,
         )
-        for i in indices
+        for i in trained_indices(row)
     ]
 
 

@@ -71,13 +71,42 @@ def test_replies_that_differ_only_in_their_last_token_are_one_branch():
     assert micro.num_rows == 5
 
 
-def test_two_groups_with_the_same_prompt_are_not_mixed():
+def test_two_groups_with_the_same_prompt_share_it():
     groups = [
         group([member([row([5], [i])], float(i), number=i) for i in range(2)], draw=draw)
         for draw in range(2)
     ]
     (micro,) = pack(rows_of(groups), budget=1000)
-    assert [tree.root for tree in micro.trees] == [(5,), (5,)]
+    assert [tree.root for tree in micro.trees] == [(5,)]
+    assert len(micro.targets) == 4
+    assert micro.num_rows == 4
+
+
+def test_examples_share_the_wording_they_begin_with():
+    wording = list(range(10, 40))
+    rows = [row([*wording, 50 + i], [i, 2]) for i in range(4)] + [row([1, 2, 3], [4, 2])]
+    (micro,) = pack(from_examples([Example(row=r) for r in rows]), budget=1000)
+    assert micro.num_tokens == 30 + 4 * 2 + 4
+    assert sorted(len(tree.branches) for tree in micro.trees) == [0, 4]
+
+
+def test_branches_of_very_different_length_get_a_root_each():
+    rows = [row([5, 6], [i] * 3) for i in range(7, 12)] + [row([5, 6], [20] * 90)]
+    (micro,) = pack(from_examples([Example(row=r) for r in rows]), budget=1000)
+    assert sorted(len(tree.branches) for tree in micro.trees) == [0, 5]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=7), min_size=1, max_size=9))
+def test_no_grouping_by_a_common_beginning_takes_fewer_tokens(sequences):
+    rows = [row(ids, [9, 9]) for ids in sequences]
+    (micro,) = pack(from_examples([Example(row=r) for r in rows]), budget=10_000)
+    inputs = {tuple([*ids, 9]) for ids in sequences}
+    for depth in range(8):
+        begun = {ids[:depth] for ids in inputs}
+        by_depth = sum(len(b) for b in begun) + sum(len(ids[depth:]) for ids in inputs)
+        roots = sum(len(tree.root) for tree in micro.trees)
+        assert micro.num_tokens <= by_depth + roots  # padding may cost a second copy of a root
 
 
 @settings(max_examples=60, deadline=None)
@@ -105,14 +134,12 @@ def test_packing_does_not_depend_on_the_order_of_arrival(seed, budget):
 
 def test_normalisers_weigh_as_computed_by_hand_BR_07():
     per_token = [3.0, 1.0, 2.0]
-    trainables = [
-        Trainable(row=row([9], [1] * n), family=i, sequence=i) for i, n in enumerate([2, 5, 9])
-    ]
+    trainables = [Trainable(row=row([9], [1] * n), sequence=i) for i, n in enumerate([2, 5, 9])]
     weighed = normalised(trainables, Normaliser.TOKEN_MEAN)
     loss = sum(t.weight * t.row.num_trained * x for t, x in zip(weighed, per_token, strict=True))
     assert loss == pytest.approx(29 / 16)
 
-    pair = [Trainable(row=row([9], [1] * n), family=i, sequence=i) for i, n in enumerate([4, 1])]
+    pair = [Trainable(row=row([9], [1] * n), sequence=i) for i, n in enumerate([4, 1])]
     for normaliser, right in (
         (Normaliser.TOKEN_MEAN, 2.0),
         (Normaliser.SEQUENCE_MEAN, 3.5),
@@ -203,7 +230,7 @@ def test_a_first_token_that_nothing_predicts_is_no_target():
 
 def test_lined_up_keeps_the_order_of_the_rows():
     rows = [row([9, 9], [1, 2]), row([3], [4, 5, 6]), row([8], [7])]
-    trainables = [Trainable(row=r, family=0, sequence=i) for i, r in enumerate(rows)]
+    trainables = [Trainable(row=r, sequence=i) for i, r in enumerate(rows)]
     for budget in (1, 6, 100):
         ids = [t.id for micro in lined_up(trainables, budget=budget) for t in micro.targets]
         assert ids == [1, 2, 4, 5, 6, 7]

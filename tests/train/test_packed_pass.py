@@ -93,7 +93,7 @@ def test_constant_token_losses_weigh_the_same_in_every_split_BR_07(budget, parts
     """
     costs = torch.tensor([3.0, 1.0, 2.0], requires_grad=True)
     examples = [
-        Example(row=row([9], [1] * n, logprobs=[float(i)] * n)) for i, n in enumerate([2, 5, 9])
+        Example(row=row([9 + i], [1] * n, logprobs=[float(i)] * n)) for i, n in enumerate([2, 5, 9])
     ]
     micros = pack(normalised(from_examples(examples), Normaliser.TOKEN_MEAN), budget=budget)
     assert [micro.num_rows for micro in micros] == parts
