@@ -128,10 +128,11 @@ def shell_task(
 ) -> Task:
     """A task of shell commands in a sandbox, judged by the files it leaves. `commands` solve it.
 
-    A turn has room for the longest of them and 48 tokens more (a token is a character or longer).
+    A turn has room for the longest of them and 24 tokens more (a token is a character or longer);
+    two turns are to spare.
     """
-    turns = len(commands) + 3
-    turn_tokens = 48 + max(map(len, commands))
+    turns = len(commands) + 2
+    turn_tokens = 24 + max(map(len, commands))
     return Task(
         domain=domain,
         level=level,
