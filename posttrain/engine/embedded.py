@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import torch
+
 from posttrain.core.clock import RealClock
 from posttrain.core.errors import EngineError
 from posttrain.core.ports import Clock, DevicePolicy, SampleRequest, Work
 from posttrain.core.trajectory import Sampled
+from posttrain.engine import threads
 from posttrain.engine.attention import KeyValues
 from posttrain.engine.batcher import Batcher, BatcherStats
 from posttrain.engine.blocks import Blocks, BlockStats
@@ -158,7 +161,14 @@ class EmbeddedEngine:
         """See `WeightSink`: what the trainer's parameters hold is the slot `train`'s new version.
         Requests in flight go on; their tokens say which version sampled them.
         """
-        await self.run(Work.UPDATE, self._publication(version, parent))
+        await self.run(Work.UPDATE, self.publication(version, parent))
+
+    def publication(self, version: int, parent: int) -> Generator[None, None, None]:
+        """The work item that publishes, for whoever lets it end an update of its own."""
+        self._weights.publish(version=version, parent=parent)
+        self._batcher.renew("train")
+        return
+        yield
 
     async def pin(self, slot: str) -> int:
         """Copy the newest published version to a slot of its own; returns that version."""
@@ -180,6 +190,7 @@ class EmbeddedEngine:
         """Start the compute thread."""
         assert self._thread is None, "the engine runs already"
         self._closed, self._stopping = None, False
+        torch.get_num_threads()  # fixes the caller's own number before the new thread takes more
         self._thread = threading.Thread(target=self._main, name="compute", daemon=True)
         self._thread.start()
         return self
@@ -221,6 +232,7 @@ class EmbeddedEngine:
 
     def _main(self) -> None:
         reason = EngineError("the engine was stopped.")
+        threads.take_cores()
         try:
             while self._read_inbox():
                 self._work()
@@ -350,12 +362,6 @@ class EmbeddedEngine:
         for left in self._in_flight.values():
             left.waiter.give(error)
         self._in_flight.clear()
-
-    def _publication(self, version: int, parent: int) -> Generator[None, None, None]:
-        self._weights.publish(version=version, parent=parent)
-        self._batcher.renew("train")
-        return
-        yield
 
     def _pinning(self, slot: str) -> Generator[None, None, int]:
         version = self._weights.pin(slot)

@@ -1,7 +1,12 @@
 """Threads and memory of the numerical libraries. Imports no torch.
 
-GNU OpenMP's threads spin while they wait for one another. Beside one busy process that made torch
-11 to 40 times slower on two cores; a short spin costs a little when idle and removes most of that.
+GNU OpenMP keeps a team of threads for every thread that ever ran a parallel region, and once all
+teams together have more threads than there are cores, none waits by spinning any more: every
+region then wakes its threads through the kernel (squares of 128 × 576 numbers: 67 instead of 6 µs).
+So one thread computes in parallel, the engine's compute thread; all others have one thread each.
+Spinning has its own price: beside one busy process it made torch 11 to 40 times slower on two
+cores, so the spin is short.
+
 And glibc gives large freed pieces back to the system, so that every temporary tensor of some
 100 KiB and more is paid for in page faults (a norm over 512 × 576 numbers: 1.5 instead of 0.2 ms);
 kept memory removes that. The one thing that must stay true: threads and spinning are set before
@@ -20,7 +25,9 @@ from pathlib import Path
 
 from posttrain.core.errors import PreflightError
 
-SPIN_COUNT = "2000"
+COMPUTE_THREADS = "POSTTRAIN_COMPUTE_THREADS"
+"""Environment name that carries the compute thread's number of threads to `take_cores`."""
+SPIN_COUNT = "10000"
 """Turns of GNU OpenMP's waiting loop before a thread sleeps."""
 
 
@@ -50,18 +57,29 @@ def cores() -> int:
 
 
 def configure() -> bool:
-    """Keep freed memory, and set threads and spinning for torch, which must not be imported yet;
-    what a person has set in the environment stays. False: torch was imported already, and its
-    threads stay as they are.
+    """Keep freed memory, and set threads and spinning for torch, which must not be imported yet.
+
+    `OMP_NUM_THREADS` as a person has set it, otherwise the cores there are, is what the compute
+    thread will take; everything else gets one. False: torch was imported already, and its threads
+    stay as they are.
     """
     _keep_freed_memory()
     if "torch" in sys.modules:
         return False
-    os.environ.setdefault("OMP_NUM_THREADS", str(cores()))
+    os.environ.setdefault(COMPUTE_THREADS, os.environ.get("OMP_NUM_THREADS") or str(cores()))
+    os.environ["OMP_NUM_THREADS"] = "1"
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     os.environ.pop("OPENBLAS_CORETYPE", None)  # a fixed core type slows NumPy's products
     return True
+
+
+def take_cores() -> None:
+    """Let the calling thread, and no other, compute with all threads that `configure` found."""
+    import torch
+
+    if wanted := os.environ.get(COMPUTE_THREADS):
+        torch.set_num_threads(int(wanted))
 
 
 def _keep_freed_memory() -> None:
@@ -115,6 +133,7 @@ def _probe(seconds: float) -> dict[str, float]:
     try:
         done = subprocess.run(
             [sys.executable, "-c", _PROGRAM, str(seconds)],
+            env={**os.environ, "OMP_NUM_THREADS": os.environ.get(COMPUTE_THREADS, str(cores()))},
             capture_output=True, text=True, check=True, timeout=60 + 10 * seconds,
         )  # fmt: skip
         found: dict[str, float] = json.loads(done.stdout)

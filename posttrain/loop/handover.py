@@ -49,5 +49,5 @@ class TrainedEngine(EmbeddedEngine):
         self, items: Generator[None, None, T], version: int, parent: int
     ) -> Generator[None, None, T]:
         result = yield from items
-        yield from self._publication(version, parent)
+        yield from self.publication(version, parent)
         return result

@@ -12,13 +12,15 @@ from posttrain.engine import threads
 PROGRAM = """
 import os, sys
 from posttrain.engine import threads
-print(threads.configure(), os.environ.get("OMP_NUM_THREADS"), os.environ.get("GOMP_SPINCOUNT"),
-      "torch" in sys.modules)
+print(threads.configure(), os.environ.get("POSTTRAIN_COMPUTE_THREADS"),
+      os.environ.get("GOMP_SPINCOUNT"), "torch" in sys.modules, os.environ.get("OMP_NUM_THREADS"))
 """
 
 
 def configured(**environment: str) -> list[str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}
+    kept = {
+        k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_", "POSTTRAIN_"))
+    }
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env={**kept, **environment}, capture_output=True,
         text=True, check=True,
@@ -27,12 +29,43 @@ def configured(**environment: str) -> list[str]:
 
 
 def test_threads_and_spinning_are_set_before_torch():
-    assert configured() == ["True", str(threads.cores()), threads.SPIN_COUNT, "False"]
+    cores = str(threads.cores())
+    assert configured() == ["True", cores, threads.SPIN_COUNT, "False", "1"]
 
 
 def test_what_a_person_has_set_stays():
     assert configured(OMP_NUM_THREADS="1", GOMP_SPINCOUNT="7")[1:3] == ["1", "7"]
     assert configured(OMP_WAIT_POLICY="PASSIVE")[2] == "None"
+
+
+PARALLEL = """
+import threading
+from posttrain.engine import threads
+threads.configure()
+import torch
+torch.get_num_threads()
+found = []
+def compute():
+    threads.take_cores()
+    found.append(torch.get_num_threads())
+thread = threading.Thread(target=compute)
+thread.start(); thread.join()
+print(torch.get_num_threads(), found[0])
+"""
+
+
+def test_one_thread_computes_in_parallel_and_no_other():
+    """Two teams of GNU OpenMP stop each other's spinning: every parallel region of the compute
+    thread then cost a wake-up by the kernel.
+    """
+    kept = {
+        k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_", "POSTTRAIN_"))
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PARALLEL], env={**kept, "OMP_NUM_THREADS": "2"}, check=True,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["1", "2"]
 
 
 def test_after_torch_nothing_is_changed(monkeypatch):
