@@ -182,6 +182,12 @@ def _candidate(entry: Mapping[str, Any]) -> Candidate:
     )  # fmt: skip
 
 
+def _end(pid: int) -> None:
+    """Kill the porter; it may have ended already, and the groups still have to go."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
 def main() -> None:
     """The keeper: make control groups, start the porter, remove the groups after its end."""
     parent = os.getppid()
@@ -203,10 +209,10 @@ def main() -> None:
         usher(connection, order, group)
         return
     connection.close()
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGKILL))
+    signal.signal(signal.SIGTERM, lambda *_: _end(pid))
     kernel.signal_on_parent_death(signal.SIGTERM)
     if os.getppid() != parent:
-        os.kill(pid, signal.SIGKILL)
+        _end(pid)
     with contextlib.suppress(ChildProcessError):
         while True:
             os.wait()
