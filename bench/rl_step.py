@@ -134,7 +134,6 @@ async def our_steps(job: Job) -> list[Step]:
     from posttrain.engine.models import resolve
     from posttrain.engine.settings import EngineSettings
     from posttrain.schedule.device import EngineFirst
-    from posttrain.train.publish import Publisher
     from posttrain.train.settings import TrainSettings
     from posttrain.train.trainer import LocalTrainer
 
@@ -144,7 +143,6 @@ async def our_steps(job: Job) -> list[Step]:
     settings = EngineSettings(max_batch=job.prompts * job.group)
     with EmbeddedEngine(skeleton_over(model), settings=settings, policy=EngineFirst()) as engine:
         trainer = LocalTrainer(model, engine, TrainSettings(algorithm="dapo"), run="bench")
-        publisher = Publisher([engine])
         found = []
         for number, prompts in enumerate(texts(job, tokenizer)):
             ids = [
@@ -154,7 +152,7 @@ async def our_steps(job: Job) -> list[Step]:
             groups = await sampled_groups(job, engine, ids, end=tokenizer.eos_token_id, step=number)
             between = time.perf_counter()
             report = await trainer.rl_step(groups)
-            await publisher.publish()
+            await engine.publish(version=number + 1, parent=number)
             ended = time.perf_counter()
             assert report.loss is not None, f"nothing was trained: {report.skipped}"
             found.append(
