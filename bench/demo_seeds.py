@@ -7,6 +7,8 @@ to what it started from (macro, paired p < 0.05).
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from bench.demo import measure
@@ -18,7 +20,9 @@ MAX_RL_P = 0.05
 
 def main(quick: bool) -> dict[str, Any]:
     """Five seeds of the demo; `--quick` runs the preset `smoke` under one."""
-    runs = [measure("smoke" if quick else "demo", seed=s) for s in range(1 if quick else SEEDS)]
+    preset, seeds = ("smoke", 1) if quick else ("demo", SEEDS)
+    with tempfile.TemporaryDirectory(prefix="posttrain-bench-") as folder:
+        runs = [measure(preset, seed=seed, folder=Path(folder)) for seed in range(seeds)]
     return {
         "seeds": len(runs),
         "seeds_passed": sum(passed(run) for run in runs),

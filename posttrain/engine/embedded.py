@@ -232,8 +232,8 @@ class EmbeddedEngine:
 
     def _main(self) -> None:
         reason = EngineError("the engine was stopped.")
-        threads.take_cores()
         try:
+            threads.take_cores()
             while self._read_inbox():
                 self._work()
         except Exception as error:

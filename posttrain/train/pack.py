@@ -256,7 +256,8 @@ class _Node:
         self.strands = [strand for child in self.children for strand in child.strands]
         if together < alone:
             shared = _Shared(self.depth, [strand for c in joining for strand in c.strands])
-            apart = [tree for c in self.children if c not in joining for tree in c.trees]
+            staying = [c for c in self.children if c.joined(self.depth) >= c.cost]
+            apart = [tree for child in staying for tree in child.trees]
             self.cost, self.trees = together, [shared, *apart]
         else:
             self.cost, self.trees = alone, [tree for c in self.children for tree in c.trees]
