@@ -151,7 +151,7 @@ async def our_steps(job: Job) -> list[Step]:
             began = time.perf_counter()
             groups = await sampled_groups(job, engine, ids, end=tokenizer.eos_token_id, step=number)
             between = time.perf_counter()
-            report = await trainer.rl_step(groups)
+            report = await trainer.rl_step(groups, version=number)
             await engine.publish(version=number + 1, parent=number)
             ended = time.perf_counter()
             assert report.loss is not None, f"nothing was trained: {report.skipped}"

@@ -296,8 +296,8 @@ class StepReport:
 class Trainer(Protocol):
     """Changes the weights."""
 
-    async def rl_step(self, groups: Sequence[Group]) -> StepReport:
-        """One policy-gradient step on groups.
+    async def rl_step(self, groups: Sequence[Group], *, version: int) -> StepReport:
+        """One policy-gradient step on groups, from the weights published as `version`.
 
         Raises:
             NonFiniteError: a loss or gradient was not finite; no parameter changed.

@@ -89,7 +89,9 @@ class Mainline:
 
     async def _step(self, instruction: Train, groups: Sequence[Group]) -> StepReport:
         if instruction.phase is Phase.RL:
-            return await self._parts.trainer.rl_step(groups)
+            return await self._parts.trainer.rl_step(
+                groups, version=self._book.past.lineage.current
+            )
         rows = [row for group in groups for member in group.members for row in member.rows]
         examples = [Example(row=row) for row in rows if row.num_trained]
         return await self._parts.trainer.sft_step(examples)

@@ -58,8 +58,16 @@ class Batch:
     tokens: Tokens
 
     @staticmethod
-    def of(micro: MicroBatch, *, dtype: torch.dtype, device: torch.device | None = None) -> Batch:
-        """Tensors of a micro-batch; `dtype` is that of the loss (float32 or float64)."""
+    def of(
+        micro: MicroBatch,
+        *,
+        dtype: torch.dtype,
+        version: int | None = None,
+        device: torch.device | None = None,
+    ) -> Batch:
+        """Tensors of a micro-batch; `dtype` is that of the loss (float32 or float64), `version`
+        that of the weights it is computed with.
+        """
 
         def column(name: str, kind: torch.dtype) -> torch.Tensor:
             return torch.tensor(
@@ -80,6 +88,7 @@ class Batch:
                 behaviour_N=column("behaviour", dtype),
                 advantage_N=column("advantage", dtype),
                 weight_N=column("weight", dtype),
+                fresh_N=torch.tensor([t.version == version for t in micro.targets], device=device),
                 row_N=column("sequence", torch.long),
                 num_rows=micro.num_rows,
             ),

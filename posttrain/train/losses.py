@@ -34,6 +34,8 @@ class Tokens:
     advantage_N: torch.Tensor
     weight_N: torch.Tensor
     """Its share in the batch's loss."""
+    fresh_N: torch.Tensor
+    """Whether it was sampled by the very weights it is trained from."""
     row_N: torch.Tensor
     """Row it belongs to, 0 … num_rows - 1."""
     num_rows: int
@@ -71,8 +73,9 @@ def policy_loss(
     if importance_cap is not None:
         gain_N = gain_N * drift_N.detach().clamp(max=math.log(importance_cap)).exp()
     with torch.no_grad():
-        tally.mean("logprob_gap_mean", drift_N.abs())
-        tally.maximum("logprob_gap_max", drift_N.abs())
+        for name, chosen_N in (("logprob_gap", tokens.fresh_N), ("policy_drift", ~tokens.fresh_N)):
+            tally.mean(f"{name}_mean", drift_N[chosen_N].abs())
+            tally.maximum(f"{name}_max", drift_N[chosen_N].abs())
         tally.mean("clip_fraction", cut_N)
         tally.maximum("ratio_max", log_ratio_N.double().clamp(max=700.0).exp())
     return -(tokens.weight_N * gain_N).sum()

@@ -22,6 +22,8 @@ class Plan:
     """Rows of one step, normalised over the whole batch."""
 
     trainables: Sequence[Trainable]
+    version: int | None = None
+    """Policy version of the weights it starts from; None where nothing was sampled."""
     skipped: str | None = None
     """Why there is nothing to train on; None where there is."""
     metrics: Mapping[str, float] = field(default_factory=dict)

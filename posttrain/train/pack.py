@@ -63,6 +63,7 @@ class Target:
     behaviour: float
     """Log-probability it was sampled with."""
     version: int
+    """Oldest weights that had part in it: its own, and those its context was computed with."""
     advantage: float
     weight: float
     sequence: int
@@ -374,7 +375,7 @@ def _targets(trainable: Trainable, root: int, start: int, sequence: int) -> list
             place=i - 1 if i <= root else start + i - 1 - root,
             id=row.ids_T[i],
             behaviour=row.logprobs_T[i],
-            version=row.versions_T[i],
+            version=min(row.versions_T[i], row.kv_versions_T[i]),
             advantage=trainable.advantage,
             weight=trainable.weight,
             sequence=sequence,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +94,17 @@ class LocalTrainer:
         self._progress = _Progress()
         self._turn = asyncio.Lock()
 
-    async def rl_step(self, groups: Sequence[Group]) -> StepReport:
-        """One policy-gradient step on groups.
+    async def rl_step(self, groups: Sequence[Group], *, version: int) -> StepReport:
+        """One policy-gradient step on groups, from the weights published as `version`.
+
+        Metrics: `logprob_gap_*` is the engine's disagreement with the trainer, over the tokens
+        that these very weights sampled; `policy_drift_*` how far the policy has moved since older
+        tokens were sampled.
 
         Raises:
             NonFiniteError: a loss or gradient was not finite; no parameter changed.
         """
-        plan = self._policy.plan(groups)
+        plan = replace(self._policy.plan(groups), version=version)
         return await self._step("rl", self._settings.rl, plan, self._policy)
 
     async def sft_step(self, examples: Sequence[Example]) -> StepReport:
@@ -186,7 +190,7 @@ class LocalTrainer:
         settings, tally, total, num_inputs = self._settings, Tally(), 0.0, 0
         self._optimizer.zero()
         for micro in pack(plan.trainables, budget=settings.micro_batch_tokens):
-            batch = Batch.of(micro, dtype=self._kind)
+            batch = Batch.of(micro, dtype=self._kind, version=plan.version)
             num_inputs += micro.num_tokens
             total += self._backward(objective.loss(self._model, batch, tally), step)
             yield

@@ -135,7 +135,7 @@ class ScriptedModel:
         self.max_age = 0
         self.bound = 0
 
-    async def rl_step(self, groups: Sequence[Group]) -> StepReport:
+    async def rl_step(self, groups: Sequence[Group], *, version: int) -> StepReport:
         rows = [row for group in groups for member in group.members for row in member.rows]
         self.prompts.append([group.task.description.objective for group in groups])
         for group in groups:

@@ -93,10 +93,10 @@ def test_turns_of_a_rewritten_history_are_re_scored_in_the_context_they_were_sam
     )
     # The same attempt twice, once rewarded: nothing but it is in the batch.
     members = [member([first, second], float(i), number=i) for i in range(2)]
-    report = asyncio.run(trainer.rl_step([group(members)]))
+    report = asyncio.run(trainer.rl_step([group(members)], version=0))
     assert report.num_tokens == 2 * 11
     assert report.metrics["logprob_gap_max"] < 1e-4
     # With a token that was not sampled so, the same measure shows it.
     strange = [member([other], float(i), number=i) for i in range(2)]
-    report = asyncio.run(trainer.rl_step([group(strange)]))
+    report = asyncio.run(trainer.rl_step([group(strange)], version=0))
     assert report.metrics["logprob_gap_max"] > 1e-3

@@ -18,7 +18,7 @@ from posttrain.train.tally import Tally
 F64 = torch.float64
 
 
-def tokens(behaviour, advantage, *, weight=None, row=None):
+def tokens(behaviour, advantage, *, weight=None, row=None, fresh=None):
     behaviour = torch.tensor(behaviour, dtype=F64)
     row = torch.zeros(len(behaviour), dtype=torch.long) if row is None else torch.tensor(row)
     weight = [1.0] * len(behaviour) if weight is None else weight
@@ -26,12 +26,13 @@ def tokens(behaviour, advantage, *, weight=None, row=None):
         behaviour_N=behaviour,
         advantage_N=torch.tensor(advantage, dtype=F64),
         weight_N=torch.tensor(weight, dtype=F64),
+        fresh_N=torch.tensor([True] * len(behaviour) if fresh is None else fresh),
         row_N=row,
         num_rows=int(row.max()) + 1,
     )
 
 
-def run(name, differences, advantage, *, cap=None, weight=None, row=None, **changes):
+def run(name, differences, advantage, *, cap=None, weight=None, row=None, fresh=None, **changes):
     """Loss, gradient on the log-probabilities and metrics, for given log-ratios."""
     behaviour = [-1.0] * len(differences)
     now = torch.tensor([b + d for b, d in zip(behaviour, differences, strict=True)], dtype=F64)
@@ -39,7 +40,7 @@ def run(name, differences, advantage, *, cap=None, weight=None, row=None, **chan
     tally = Tally()
     loss = policy_loss(
         now,
-        tokens(behaviour, advantage, weight=weight, row=row),
+        tokens(behaviour, advantage, weight=weight, row=row, fresh=fresh),
         replace(ALGORITHMS[name], **changes),
         tally,
         importance_cap=cap,
@@ -64,6 +65,16 @@ def test_grpo_clips_the_token_ratio_where_that_is_worse():
     assert metrics["clip_fraction"] == 0.5
     assert metrics["ratio_max"] == pytest.approx(1.5)
     assert metrics["logprob_gap_max"] == pytest.approx(math.log(2))
+
+
+def test_only_tokens_of_these_very_weights_measure_the_engine():
+    differences = [0.1, -0.2, 0.5]
+    _, _, metrics = run("grpo", differences, [1.0] * 3, fresh=[True, True, False])
+    assert metrics["logprob_gap_mean"] == pytest.approx(0.15)
+    assert metrics["logprob_gap_max"] == pytest.approx(0.2)
+    assert metrics["policy_drift_mean"] == pytest.approx(0.5)
+    _, _, metrics = run("grpo", differences, [1.0] * 3, fresh=[False] * 3)
+    assert "logprob_gap_mean" not in metrics
 
 
 def test_dapo_clips_higher_above():

@@ -64,7 +64,7 @@ def test_a_step_raises_what_was_rewarded(model):
         )
     ]
 
-    report = asyncio.run(trainer_of(model).rl_step(groups))
+    report = asyncio.run(trainer_of(model).rl_step(groups, version=0))
 
     with torch.no_grad():
         after = [plain_logprobs(model, r)[2].item() for r in rows]
@@ -82,7 +82,9 @@ def test_a_step_raises_what_was_rewarded(model):
 
 def test_every_micro_batch_is_a_work_item_and_the_update_another(model):
     device = InlineDevice()
-    asyncio.run(trainer_of(model, device, micro_batch_tokens=20).rl_step(random_groups(4)))
+    asyncio.run(
+        trainer_of(model, device, micro_batch_tokens=20).rl_step(random_groups(4), version=0)
+    )
     assert device.kinds == [Work.TRAIN, Work.UPDATE]
     assert device.items[0] > 1
     assert device.items[1] == 1
@@ -94,7 +96,7 @@ def test_flat_groups_leave_every_bit_and_say_why_BR_04(model, settings):
     if settings:
         asyncio.run(trainer.set_anchor(ANCHORS))
     before = snapshot(model)
-    report = asyncio.run(trainer.rl_step([flat_group()]))
+    report = asyncio.run(trainer.rl_step([flat_group()], version=0))
     assert report.loss is None
     assert report.skipped == "no group has two different rewards"
     assert report.num_tokens == 6
@@ -106,11 +108,13 @@ def test_a_batch_of_truncated_attempts_is_skipped_BR_04(model):
     cut = StopReason.TOKEN_LIMIT
     members = [member([row([5, 6], [i, i])], float(i), number=i, stop=cut) for i in range(2)]
     before = snapshot(model)
-    report = asyncio.run(trainer_of(model, mask_truncated=True).rl_step([group(members)]))
+    report = asyncio.run(
+        trainer_of(model, mask_truncated=True).rl_step([group(members)], version=0)
+    )
     assert report.loss is None
     assert "no attempt" in report.skipped
     assert unchanged(model, before)
-    assert asyncio.run(trainer_of(model).rl_step([group(members)])).loss is not None
+    assert asyncio.run(trainer_of(model).rl_step([group(members)], version=0)).loss is not None
 
 
 def test_examples_without_a_trained_token_are_skipped_BR_04(model):
@@ -128,7 +132,7 @@ def test_examples_without_a_trained_token_are_skipped_BR_04(model):
 def test_attempts_without_a_reward_train_nothing(model):
     broken = member([row([5, 6], [9, 9])], None, number=2)
     good = [member([row([5, 6], [i, 2])], float(i), number=i) for i in range(2)]
-    report = asyncio.run(trainer_of(model).rl_step([group([*good, broken])]))
+    report = asyncio.run(trainer_of(model).rl_step([group([*good, broken])], version=0))
     assert report.num_sequences == 2
     assert report.num_tokens == 4
 
@@ -156,9 +160,9 @@ def test_a_loss_that_is_not_finite_changes_nothing(model):
     bad = member([row([8, 9], [1, 2], logprobs=[float("nan"), -1.0])], 1.0)
     other = member([row([8, 9], [3, 2])], 0.0, number=1)
     with pytest.raises(NonFiniteError, match="step 1"):
-        asyncio.run(trainer.rl_step([*random_groups(2), group([bad, other])]))
+        asyncio.run(trainer.rl_step([*random_groups(2), group([bad, other])], version=0))
     assert unchanged(model, before)
-    assert asyncio.run(trainer.rl_step(random_groups(2))).step == 1
+    assert asyncio.run(trainer.rl_step(random_groups(2), version=0)).step == 1
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(model):
@@ -166,10 +170,10 @@ def test_a_gradient_that_is_not_finite_changes_nothing(model):
     before = snapshot(model)
     handle = model.norm.register_hook(lambda grad: grad * float("nan"))
     with pytest.raises(NonFiniteError, match="no weight was changed"):
-        asyncio.run(trainer.rl_step(random_groups(2)))
+        asyncio.run(trainer.rl_step(random_groups(2), version=0))
     assert unchanged(model, before)
     handle.remove()
-    assert asyncio.run(trainer.rl_step(random_groups(2))).loss is not None
+    assert asyncio.run(trainer.rl_step(random_groups(2), version=0)).loss is not None
 
 
 @pytest.mark.parametrize(
@@ -184,7 +188,7 @@ def test_a_drifted_token_leaves_the_parameters_finite_BR_08(model, tiny_director
         (reference if drifted == "reference" else model).embed.mul_(1000.0)
     before = snapshot(model)
     trainer = trainer_of(model, reference=reference, kl_weight=1.0)
-    report = asyncio.run(trainer.rl_step(random_groups(2)))
+    report = asyncio.run(trainer.rl_step(random_groups(2), version=0))
     assert least < report.metrics["kl"] < float("inf")
     assert all(bool(p.isfinite().all()) for p in model.parameters())
     assert not unchanged(model, before)
@@ -193,9 +197,9 @@ def test_a_drifted_token_leaves_the_parameters_finite_BR_08(model, tiny_director
 def test_the_kl_to_the_reference_holds_the_policy_even_in_flat_groups(model, tiny_directory):
     reference = load(tiny_directory, dtype=torch.float32, verify=False)
     trainer = trainer_of(model, reference=reference, algorithm="grpo")
-    first = asyncio.run(trainer.rl_step([flat_group(), *random_groups(1)]))
+    first = asyncio.run(trainer.rl_step([flat_group(), *random_groups(1)], version=0))
     assert first.metrics["kl"] == pytest.approx(0.0, abs=1e-6)
-    second = asyncio.run(trainer.rl_step([flat_group()]))
+    second = asyncio.run(trainer.rl_step([flat_group()], version=0))
     assert second.loss > 0
     assert second.metrics["kl"] > 0
 
@@ -238,7 +242,7 @@ def test_the_temperature_of_sampling_is_that_of_training(model):
             for r, logprobs in zip(rows, sampled, strict=True)
         ]
     groups = [group([member([r], float(i), number=i) for i, r in enumerate(rows)])]
-    report = asyncio.run(trainer_of(model, temperature=0.5).rl_step(groups))
+    report = asyncio.run(trainer_of(model, temperature=0.5).rl_step(groups, version=0))
     assert report.metrics["logprob_gap_max"] < 5e-5
 
 
@@ -247,7 +251,7 @@ def test_the_temperature_of_sampling_is_that_of_training(model):
 
 async def train(trainer, first, last):
     for step in range(first, last + 1):
-        await trainer.rl_step(random_groups(2, seed=step))
+        await trainer.rl_step(random_groups(2, seed=step), version=0)
 
 
 def resumable(directory, **settings):
@@ -270,7 +274,7 @@ def test_a_resume_is_bit_equal_to_the_uninterrupted_run(tiny_directory, tmp_path
         assert torch.equal(torch.rand(3), noise)
         await train(resumed, 4, 5)
         assert unchanged(model, list(whole.parameters()))
-        report = await resumed.rl_step(random_groups(2, seed=6))
+        report = await resumed.rl_step(random_groups(2, seed=6), version=0)
         assert report.step == 6
 
     asyncio.run(body())
@@ -301,7 +305,7 @@ def test_a_new_phase_begins_with_fresh_moments_and_a_learning_rate_of_its_own(ti
             parameter.copy_(other)
     alone = trainer_of(twin, rl=slow)
     for each in (trainer, alone):
-        asyncio.run(each.rl_step(random_groups(2)))
+        asyncio.run(each.rl_step(random_groups(2), version=0))
     assert unchanged(twin, list(model.parameters()))
 
 

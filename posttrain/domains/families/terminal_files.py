@@ -129,27 +129,23 @@ def cleanup(draw: Draw, level: int) -> Scene:
 
 
 def permissions(draw: Draw, level: int) -> Scene:
-    """Modes: set one; take rights away below a folder; list the open ones and close them."""
-    stems = names(draw, (1, 5, 6)[level])
+    """Modes: set one; set the one that a file names; list the open files and close them."""
+    stems = names(draw, (1, 2, 6)[level])
     folder = draw.choice(FOLDERS)
     goals = []
-    if level == 0:
+    if level < 2:
         path = f"{stems[0]}.sh"
         mode = draw.choice(("700", "710", "740", "744", "750", "754", "755", "500", "550", "555"))
         files = {path: f"echo {stems[0]}\n"}
-        modes = {path: "600"}
-        objective = f"Give {path} the permissions {mode}."
+        modes, wanted = {path: "600"}, {path: mode}
         commands: tuple[str, ...] = (f"chmod {mode} {path}",)
-        wanted = {path: mode}
-    elif level == 1:
-        suffixes = ("key", "key", "txt", "txt", "txt")
-        files = {f"{folder}/{s}.{x}": prose(draw, 1) for s, x in zip(stems, suffixes, strict=True)}
-        modes = {path: draw.choice(("644", "664", "640")) for path in files}
-        wanted = {path: "600" for path in files if path.endswith(".key")}
-        objective = (
-            f"Take all permissions of group and others away from the .key files in {folder}."
-        )
-        commands = (f"chmod go= {folder}/*.key",)
+        if level == 0:
+            objective = f"Give {path} the permissions {mode}."
+        else:
+            note = f"{stems[1]}.txt"
+            files[note], modes[note] = f"{mode}\n", "644"
+            objective = f"Give {path} the permissions that {note} names."
+            commands = (f"cat {note}", *commands)
     else:
         files = {f"{folder}/{stem[0]}/{stem}": prose(draw, 1) for stem in stems}
         modes = {path: draw.choice(("644", "600")) for path in files}
