@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
 _DEEPEST = 64
+_LONGEST = 1_024
+"""Characters of a folder's path: a list of 4,096 entries must fit into one frame."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LEAF = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -32,7 +34,8 @@ def read(root: int, parts: Sequence[str], *, max_bytes: int) -> bytes | None:
 def entries(root: int, *, max_entries: int) -> list[tuple[str, str, int, int]]:
     """Path, kind, permission bits and size of everything beneath the folder, links not followed.
 
-    A folder nested `_DEEPEST` deep is not looked into, and is called `other`.
+    A folder nested `_DEEPEST` deep, or with a path over `_LONGEST`, is not looked into, and is
+    called `other`.
     """
     found: list[tuple[str, str, int, int]] = []
     pending: list[tuple[str, ...]] = [()]
@@ -46,7 +49,7 @@ def entries(root: int, *, max_entries: int) -> list[tuple[str, str, int, int]]:
                 path = "/".join((*parts, name))
                 text = os.fsencode(path).decode("utf-8", "backslashreplace")
                 kind = _KINDS.get(stat.S_IFMT(status.st_mode), "other")
-                if kind == "folder" and len(parts) >= _DEEPEST:
+                if kind == "folder" and (len(parts) >= _DEEPEST or len(text) > _LONGEST):
                     kind = "other"
                 found.append((text, kind, stat.S_IMODE(status.st_mode), status.st_size))
                 if kind == "folder":

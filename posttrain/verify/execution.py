@@ -36,10 +36,11 @@ async def program(check: Check, subject: Subject, tools: Tools) -> Finding:
     """What a command or a checker says of the artefacts and the reply.
 
     Params: either `source` (Python that defines `check(order)`, see `harness`) or `command` (argv;
-    exit code 0 pays 1, 1 pays 0, anything else is the check's failure; only for commands that
-    never execute what the attempt left); `params` (for the source), `files` (path → text, laid
-    beside the program and readable by what it runs), `expected` (number of tests that must run
-    and pass), `timeout_s`.
+    exit code 0 pays 1, up to 125 pays 0: cmp and grep end with 2 over a file that is missing or
+    none; a signal, 126, 127 or a time-out is the check's failure; only for commands that never
+    execute what the attempt left); `params` (for the source), `files` (path → text, laid anew in
+    the folder each run begins in), `expected` (number of tests that must run and pass),
+    `timeout_s`.
     """
     allowed(check, "source", "command", "params", "files", "expected", "timeout_s")
     record = await carry_out(check, subject, tools)
@@ -78,13 +79,18 @@ def _ended_by_candidate(result: ExecResult, nonce: str) -> bool:
 async def _exec(
     check: Check, subject: Subject, sandboxes: Sandboxes, nonce: str, limit_s: float
 ) -> ExecResult:
-    files = check.params.get("files", {})
-    order = {"nonce": nonce, "artefacts": ARTEFACTS, "reply": subject.reply, **_work(check)}
+    order = {
+        "nonce": nonce,
+        "artefacts": ARTEFACTS,
+        "reply": subject.reply,
+        "files": _files(check),
+        **_work(check),
+    }
     environment = Environment(
         isolation=subject.task.environment.isolation
         if subject.task.environment
         else Isolation.NAMESPACE,
-        files={**files, HARNESS: harness_source()},
+        files={HARNESS: harness_source()},
         exec_timeout_s=limit_s,
         max_output_bytes=MAX_RECORD_BYTES,
     )
@@ -102,6 +108,15 @@ def _work(check: Check) -> dict[str, Json]:
     if isinstance(command, (list, tuple)) and command and source is None:
         return {"command": [str(word) for word in command], "timeout_s": seconds_of(check)}
     raise UsageError("check 'program' wants either a 'source' (text) or a 'command' (argv).")
+
+
+def _files(check: Check) -> dict[str, str]:
+    """The check's files, all inside the folder they are laid in."""
+    files: Mapping[str, str] = check.params.get("files", {})
+    for path in files:
+        if path.startswith("/") or ".." in path.split("/"):
+            raise UsageError(f"check 'program' wants relative paths without '..', got {path!r}.")
+    return dict(files)
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -151,4 +152,6 @@ def _small(item: Json) -> Json:
         return [_small(part) for part in item[:32]]
     if isinstance(item, Mapping):
         return {str(key): _small(part) for key, part in list(item.items())[:32]}
+    if isinstance(item, float) and not math.isfinite(item):
+        return str(item)  # read from what the attempt said or left: no fault of the check
     return item

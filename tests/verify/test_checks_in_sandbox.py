@@ -84,6 +84,28 @@ def test_deep_folders_and_odd_names_are_seen(make_attempt):
     assert [part.value for part in verdict.components] == [0.0, 0.0]
 
 
+LONG_NAMES = """
+import os
+for _ in range(64):
+    os.mkdir(b"\\xff" * 255)
+    os.chdir(b"\\xff" * 255)
+for number in range(1000):
+    os.close(os.open(b"%05d" % number + b"\\xff" * 250, os.O_CREAT))
+"""
+
+
+def test_names_too_long_to_be_told_are_not_waited_for(make_attempt):
+    """The list of them was too large for a frame: it was never answered, and the check hung."""
+    verdict = judge(
+        make_attempt,
+        state("tree_unchanged", ".", expected={"a.txt": "one\n", "d/b.txt": "two\n"}),
+        state("file_absent", "gone.txt"),
+        commands=[f"python3 -c '{LONG_NAMES}'"],
+    )
+    assert verdict.errors == ()
+    assert [part.value for part in verdict.components] == [0.0, 1.0]
+
+
 def test_an_unreadable_file_is_the_attempts_doing_not_an_error(make_attempt):
     verdict = judge(
         make_attempt,
@@ -92,6 +114,60 @@ def test_an_unreadable_file_is_the_attempts_doing_not_an_error(make_attempt):
         commands=["chmod 000 a.txt d"],
     )
     assert verdict.reward is not None, verdict.errors
+
+
+ODD = {
+    "nothing": "rm out.txt",
+    "a folder": "rm out.txt; mkdir out.txt",
+    "a pipe": "rm out.txt; mkfifo out.txt",
+    "a socket": "rm out.txt; python3 -c 'from socket import *; socket(1).bind(\"out.txt\")'",
+    "a link to the right content": "echo wanted > other; ln -sf other out.txt",
+    "a link to the check's own file": "ln -sf /workspace/wanted.txt out.txt",
+    "a link into the program's folder": "ln -sf /proc/self/cwd/wanted.txt out.txt",
+    "bytes that are no text": "printf 'wanted\\377' > out.txt",
+    "a file larger than any that is read": "head -c 9000000 /dev/zero > out.txt",
+}
+BY_READING = """
+def check(order):
+    text = order.artefacts.read_text("out.txt")
+    return float(text is not None and text == order.files["wanted.txt"])
+"""
+BY_RUNNING = """
+def check(order):
+    return float(order.run(["cmp", order.artefacts + "/out.txt", "wanted.txt"]).exit_code == 0)
+"""
+
+
+def over_one_file(**params):
+    files = {"wanted.txt": "wanted\n"}
+    return Check(kind="program", params={"files": files, **params})
+
+
+KINDS = {
+    "file_equals": state("file_equals", "out.txt", expected="wanted\n"),
+    "json_equals": state("json_equals", "out.txt", expected="wanted"),
+    "file_mode": state("file_mode", "out.txt", expected="701"),
+    "file_absent": state("file_absent", "a.txt"),
+    "tree_unchanged": state("tree_unchanged", ".", expected={"out.txt": "wanted\n"}),
+    "command": over_one_file(command=["cmp", "/artefacts/out.txt", "wanted.txt"]),
+    "source that reads": over_one_file(source=BY_READING),
+    "source that runs": over_one_file(source=BY_RUNNING),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_whatever_is_left_is_judged_by_every_kind(name, make_attempt):
+    """What odd content caused was `verifier_failed`: a policy could choose it over reward 0."""
+    verdict = judge(make_attempt, *KINDS.values(), commands=["echo x > out.txt; " + ODD[name]])
+    assert verdict.errors == ()
+    values = dict(zip(KINDS, (part.value for part in verdict.components), strict=True))
+    assert values == dict.fromkeys(KINDS, 0.0)
+
+
+def test_what_is_left_as_it_should_be_is_paid_by_every_kind_of_program(make_attempt):
+    programs = [check for check in KINDS.values() if check.kind == "program"]
+    verdict = judge(make_attempt, *programs, commands=["echo wanted > out.txt"])
+    assert [part.value for part in verdict.components] == [1.0] * 3, verdict.errors
 
 
 def test_a_checker_sees_the_artefacts_read_only_and_hides_its_order(make_attempt):
@@ -115,7 +191,7 @@ def test_a_checker_sees_the_artefacts_read_only_and_hides_its_order(make_attempt
         "import sys\n"
         "def check(order):\n"
         "    ended = order.run([sys.executable, '-c', order.params['spy']], timeout_s=10)\n"
-        "    left = open(order.artefacts + '/a.txt').read()\n"
+        "    left = order.artefacts.read_text('a.txt')\n"
         "    value = ended.stdout == b'' and ended.exit_code == 0 and left == 'one\\n'\n"
         "    return {'value': float(value), 'evidence': {'said': repr(ended)}}\n"
     )
@@ -169,9 +245,39 @@ def test_a_candidate_that_ruins_the_writable_folders_changes_no_later_run(candid
     assert verdict.reward == 1.0, verdict.errors
 
 
+CMP_AFTER_CANDIDATE = """
+def check(order):
+    order.run(["bash", "-c", order.params["candidate"]], timeout_s=1)
+    return float(order.run(["grep", "-qx", "right", "expected.txt"]).exit_code == 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("candidate", "reward"),
+    [
+        ("echo bad > expected.txt; chmod 444 expected.txt; chmod 555 .", 1.0),
+        (
+            "echo bad | tee /workspace/*/expected.txt; rm -rf /workspace/*; chmod 000 /workspace",
+            1.0,
+        ),
+        ("head -c 99000000 /dev/zero | split -b 500000 - /tmp/full", 1.0),
+        ("rm *; head -c 99000000 /dev/zero | split -b 500000 - /tmp/full", 0.0),
+    ],
+)
+def test_a_later_run_finds_the_checks_files_or_is_not_begun(candidate, reward, make_attempt):
+    """An earlier run could change what a later one is judged by. One that leaves no room for it
+    has itself to blame.
+    """
+    files = {"expected.txt": "right\n", "large": "x" * 2_000_000}
+    params = {"source": CMP_AFTER_CANDIDATE, "files": files, "params": {"candidate": candidate}}
+    verdict = judge(make_attempt, Check(kind="program", params=params))
+    assert verdict.errors == ()
+    assert verdict.reward == reward
+
+
 def test_a_workspace_shut_by_the_policy_is_judged_as_it_is(make_attempt):
     """`chmod 000 .` made the attempt `infra_failed`: no later command, and no seal."""
-    source = "def check(order): return open(order.artefacts + '/a.txt').read() == 'one\\n'"
+    source = "def check(order): return order.artefacts.read_text('a.txt') == 'one\\n'"
     verdict = judge(
         make_attempt,
         state("file_equals", "a.txt", expected="one\n"),

@@ -2,12 +2,17 @@
 
 import asyncio
 import json
+import os
+import subprocess
+from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
 from posttrain.core.errors import UsageError, VerifierError
 from posttrain.core.ports import ExecResult
 from posttrain.core.task import Check, Environment
+from posttrain.verify import harness
 from posttrain.verify.execution import finding, program, read_record
 from posttrain.verify.kinds import Subject, Tools
 
@@ -20,7 +25,7 @@ def test_a_checker_reads_artefacts_reply_and_parameters(find, workspace):
     (workspace / "out.txt").write_text("7")
     check = source(
         "def check(order):\n"
-        "    left = open(order.artefacts + '/out.txt').read()\n"
+        "    left = order.artefacts.read_text('out.txt')\n"
         "    return left == order.params['wanted'] and order.reply == 'done'\n",
         wanted="7",
     )
@@ -34,8 +39,9 @@ def test_a_command_decides_by_exit_code(find):
 
     assert ended("true").value == 1.0
     assert ended("false").value == 0.0
-    with pytest.raises(VerifierError, match="ended with 2"):
-        ended("sh", "-c", "exit 2")
+    for trouble in ("exit 126", "exit 127", "kill -9 $$"):
+        with pytest.raises(VerifierError, match="command ended with"):
+            ended("sh", "-c", trouble)
 
 
 def test_a_checker_that_raises_or_exits_is_its_own_failure(find):
@@ -111,7 +117,7 @@ def test_what_a_candidate_started_is_dead_when_its_run_returns(find, workspace, 
         "import os\n"
         "def check(order):\n"
         "    ended = order.run(['sh', order.artefacts + '/candidate.sh'])\n"
-        "    pid = int(open('pid').read())\n"
+        "    pid = int(ended.folder.read_text('pid'))\n"
         "    return ended.stdout == b'ok\\n' and not os.path.exists(f'/proc/{pid}')\n"
     )
     assert find(program, check).value == 1.0
@@ -126,6 +132,173 @@ def test_a_candidate_that_is_not_there_or_no_program_ran_and_failed(find, worksp
         "    return [order.run([place]).exit_code for place in places] == [127, 126, 126]\n"
     )
     assert find(program, check).value == 1.0
+
+
+# --- what is left is odd ------------------------------------------------------------------------
+
+
+def chain(place):
+    """A link through more links than any recursion has room for."""
+    for number in range(2_000):
+        (place.parent / f"link{number}").symlink_to(f"link{number + 1}")
+    (place.parent / "link2000").write_text("wanted")
+    place.symlink_to("link0")
+
+
+def linked_folder(place):
+    (place.parent / "real").mkdir()
+    (place.parent / "real" / "out.txt").write_text("wanted")
+    place.parent.joinpath("d").symlink_to("real")
+
+
+ODD = {
+    "nothing": lambda place: None,
+    "a folder": lambda place: place.mkdir(),
+    "a pipe": os.mkfifo,
+    "a dangling link": lambda place: place.symlink_to("nowhere"),
+    "a link to itself": lambda place: place.symlink_to(place.name),
+    "a link to the right content": lambda place: place.symlink_to("../wanted.txt"),
+    "a chain of links": chain,
+    "bytes that are no text": lambda place: place.write_bytes(b"wanted\xff"),
+    "a file in the place of its folder": lambda place: place.parent.joinpath("d").write_text(""),
+    "a folder that is a link": linked_folder,
+}
+
+READERS = """
+def check(order):
+    here = order.artefacts if order.params["where"] == "artefacts" else order.run(
+        ["sh", "-c", 'cp -a "$0/." .', order.artefacts]).folder
+    text, inner = here.read_text("out.txt"), here.read_text("d/out.txt")
+    return {"value": float("wanted" in (text, inner)), "evidence": {"text": text, "inner": inner}}
+"""
+
+
+@pytest.mark.parametrize("where", ["artefacts", "run"])
+@pytest.mark.parametrize("name", ODD)
+def test_odd_content_is_read_as_none_and_never_raises(name, where, find, workspace):
+    """A checker that opened files raised: a policy chose `verifier_failed` over reward 0."""
+    (workspace.parent / "wanted.txt").write_text("wanted")
+    ODD[name](workspace / "out.txt")
+    found = find(program, source(READERS, where=where))
+    assert found.value == 0.0
+    assert found.evidence["evidence"] == {"text": None, "inner": None}
+
+
+@pytest.mark.parametrize("where", ["artefacts", "run"])
+def test_a_regular_file_is_read_where_it_lies(where, find, workspace):
+    (workspace / "d").mkdir()
+    (workspace / "d" / "out.txt").write_text("wanted")
+    assert find(program, source(READERS, where=where)).value == 1.0
+
+
+def test_bytes_are_read_up_to_the_limit_and_by_paths_inside_only(tmp_path):
+    folder = harness.Folder(tmp_path / "left")
+    (tmp_path / "left").mkdir()
+    (tmp_path / "outside").write_text("secret")
+    (tmp_path / "left" / "bytes").write_bytes(b"\xff")
+    (tmp_path / "left" / "large").write_bytes(bytes(harness.MAX_FILE_BYTES))
+    with (tmp_path / "left" / "larger").open("wb") as file:
+        file.truncate(1 << 40)
+    assert folder.read_bytes("bytes") == b"\xff"
+    assert folder.read_bytes("large") == bytes(harness.MAX_FILE_BYTES)
+    assert folder.read_bytes("larger") is None
+    for path in ("", ".", "../outside", f"{tmp_path}/outside", "a\0b", "\ud800", "x" * 9_999):
+        assert folder.read_bytes(path) is None
+
+
+def test_a_command_compares_with_the_checks_files(find, workspace):
+    (workspace / "out.txt").write_text("wanted")
+    command = ["cmp", str(workspace / "out.txt"), "d/wanted.txt"]
+    check = Check(kind="program", params={"command": command, "files": {"d/wanted.txt": "wanted"}})
+    assert find(program, check).value == 1.0
+    (workspace / "out.txt").write_text("unwanted")
+    assert find(program, check).value == 0.0
+
+
+def test_evidence_too_long_for_a_record_is_left_out_of_it(find, workspace):
+    """A policy that left a long text cut the record short, and chose `verifier_failed`."""
+    (workspace / "out.txt").write_text("x" * 100_000)
+    check = source(
+        "def check(order):\n"
+        "    return {'value': 0, 'evidence': {'found': order.artefacts.read_text('out.txt')}}\n"
+    )
+    found = find(program, check)
+    assert found.value == 0.0
+    assert list(found.evidence["evidence"]) == ["left out"]
+
+
+def test_the_readmes_checker_judges_whatever_is_left(find, workspace):
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    start = text.index("    import sys\n\n    def check(order):")
+    lines = text[start:].splitlines()
+    end = next(n for n, line in enumerate(lines) if line and not line.startswith("    "))
+    check = source(dedent("\n".join(lines[:end])), cases=[["1 2", "3"], ["4 5", "9"]])
+    assert find(program, check).value == 0.0
+    (workspace / "total.py").write_text("print(sum(map(int, input().split())), end='')")
+    assert find(program, check).value == 0.0
+    (workspace / "README").write_text("a sum")
+    assert find(program, check).value == 1.0
+    (workspace / "total.py").write_text("print(3, end='')")
+    assert find(program, check).value == 0.5
+    (workspace / "total.py").unlink()
+    (workspace / "total.py").mkdir()
+    assert find(program, check).value == 0.0
+
+
+# --- several runs -------------------------------------------------------------------------------
+
+SPOILERS = {
+    "changes it": "echo bad > expected.txt",
+    "removes it": "rm expected.txt",
+    "puts a folder there": "rm expected.txt; mkdir expected.txt",
+    "puts a link there": "ln -sf /etc/passwd expected.txt",
+    "adds beside it": "echo bad > conftest.py; mkdir -p ~/.config; echo bad > ~/.profile",
+    "shuts the folder": "chmod 000 .",
+    "removes the folder": 'rm -rf "$PWD"',
+    "spoils every folder around": "for f in ../*/; do echo bad > $f/expected.txt; done",
+    "goes deep": 'python3 -c \'import os\nfor _ in range(3000): os.mkdir("e"); os.chdir("e")\'',
+}
+
+TWICE = """
+def check(order):
+    order.run(["bash", "-c", order.params["spoiler"]], timeout_s=10)
+    look = "cat expected.txt d/more.txt; find . ~ -type f | sort"
+    seen = order.run(["bash", "-c", look]).stdout.decode()
+    wanted = "right\\nmore\\n" + "./d/more.txt\\n./expected.txt\\n"
+    own = order.files["expected.txt"] == "right\\n"
+    return {"value": float(own and seen.startswith(wanted) and seen.count("\\n") == 6),
+            "evidence": {"seen": seen}}
+"""
+
+
+@pytest.mark.parametrize("name", SPOILERS)
+def test_a_run_finds_the_checks_files_as_if_it_were_the_first(name, find, tmp_path):
+    """An earlier run of a candidate could change the files that a later one is judged by."""
+    files = {"expected.txt": "right\n", "d/more.txt": "more\n"}
+    params = {"source": TWICE, "files": files, "params": {"spoiler": SPOILERS[name]}}
+    found = find(program, Check(kind="program", params=params))
+    subprocess.run(["rm", "-rf", tmp_path / "sandbox-0"], check=True)  # pytest's own cannot go deep
+    assert found.value == 1.0, found.evidence
+
+
+def test_what_a_run_leaves_in_its_folder_is_gone_with_the_next(find, tmp_path):
+    check = source(
+        "import os\n"
+        "def check(order):\n"
+        "    first = order.run(['sh', '-c', 'echo 1 > out'])\n"
+        "    left = first.folder.read_text('out')\n"
+        "    second = order.run(['sh', '-c', 'cat out'])\n"
+        "    gone = not os.path.exists(first.folder) and first.folder != second.folder\n"
+        "    return left == '1\\n' and second.stdout == b'' and gone\n"
+    )
+    assert find(program, check).value == 1.0
+
+
+def test_a_checks_files_stay_in_their_folder(find):
+    for path in ("/etc/x", "../x", "a/../../x"):
+        params = {"source": "def check(order): return 1", "files": {path: ""}}
+        with pytest.raises(UsageError, match="relative paths"):
+            find(program, Check(kind="program", params=params))
 
 
 def test_a_candidate_that_never_ends_is_cut_and_told_apart(find):

@@ -58,7 +58,14 @@ def test_a_value_that_is_no_share_is_an_error(value):
 
 def test_evidence_that_is_no_json_is_an_error():
     assert layers.judged(EXACT, "e", Finding(value=1.0, evidence={"x": object()}), 0.0).error
-    assert layers.judged(EXACT, "e", Finding(value=1.0, evidence={"x": math.nan}), 0.0).error
+
+
+def test_evidence_that_is_no_finite_number_is_kept_as_text():
+    """A policy that wrote "nan" where a number is read chose `verifier_failed` over reward 0."""
+    evidence = {"x": math.nan, "y": [-math.inf, 1.5]}
+    component = layers.judged(EXACT, "e", Finding(value=0.0, evidence=evidence), 0.0)
+    assert component.error is None
+    assert component.evidence == {"x": "nan", "y": ["-inf", 1.5]}
 
 
 def test_evidence_is_kept_small():
