@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from posttrain.evals.metrics import Score
-from posttrain.evals.report import p_text, percent
+from posttrain.evals.report_text import p_text, percent
 from posttrain.evals.summary import POINT_NAMES, Change, Direction, Outcomes
 
 STYLES = {Direction.IMPROVED: "bold green", Direction.FELL: "bold red"}

@@ -12,9 +12,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-WIDTH, HEIGHT = 360.0, 190.0
-LEFT, RIGHT, TOP, BOTTOM = 40.0, 8.0, 10.0, 26.0
-"""Margins of a chart, in the units of its view box."""
+WIDTH, HEIGHT = 360.0, 200.0
+LEFT, RIGHT, TOP, BOTTOM = 40.0, 8.0, 20.0, 26.0
+"""Margins of a chart, in the units of its view box; names of bands stand in the upper one."""
 
 _LARGEST = 1e100
 """Larger finite values are drawn here, so that sums of them stay finite."""
@@ -144,8 +144,8 @@ def _points(run: Sequence[tuple[float, float]], x_axis: Axis, y_axis: Axis) -> s
 
 
 def _strip(band: Band, x_axis: Axis) -> Strip:
-    start, end = x_axis.at(band.first), x_axis.at(band.last)
-    return Strip(name=band.name, x=start, width=max(1.0, end - start))
+    start, end = x_axis.at(band.first - 0.5), x_axis.at(band.last + 0.5)
+    return Strip(name=band.name, x=start, width=end - start)
 
 
 def _runs(samples: Sequence[Sample]) -> list[list[Sample]]:
@@ -196,7 +196,7 @@ class Axis:
         if high - low <= max(1 / _LARGEST, 1e-9 * abs(high)):
             air = 0.5 if abs(low) < 1e-6 else abs(low) / 10
         else:
-            air = 0.0 if exact or whole else (high - low) * 0.06
+            air = 0.5 if whole else 0.0 if exact else (high - low) * 0.06
         return Axis(low=low - air, high=high + air, start=start, end=end, whole=whole)
 
     def at(self, value: float) -> float:

@@ -25,14 +25,14 @@ from posttrain.core import codec, events
 from posttrain.core.errors import UsageError
 from posttrain.core.events import Note
 from posttrain.core.trajectory import Trajectory
-from posttrain.evals import plots, summary
+from posttrain.evals import plots, report_text, summary
 from posttrain.evals.plots import Band, Chart, Sample
 from posttrain.evals.summary import Outcomes, Step
 from posttrain.observe.cost import Cost, TimeSplit
 from posttrain.observe.journal import read_notes
 from posttrain.observe.ledger import read_events
 
-MAX_PAIRS = 6
+MAX_PAIRS = 8
 """Tasks whose attempts are shown before and after, spread over the domains."""
 
 
@@ -276,8 +276,14 @@ def render(data: ReportData) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        percent=percent, change=change, duration=duration, p=p_text, number=plots.number
+        percent=report_text.percent,
+        change=report_text.change,
+        duration=report_text.duration,
+        p=report_text.p_text,
+        breakable=report_text.breakable,
+        number=plots.number,
     )
+    environment.globals["plots"] = plots
     return environment.get_template("report.html.j2").render(
         data=data,
         names=summary.POINT_NAMES,
@@ -343,46 +349,3 @@ def _cost(steps: Sequence[Step], price_per_hour: float | None) -> Cost:
 
 def _environment(notes: Sequence[Note]) -> dict[str, str]:
     return {key: str(value) for note in notes[-1:] for key, value in note.data.items()}
-
-
-def percent(share: float) -> str:
-    """A share in percent, for people.
-
-    >>> percent(0.4766)
-    '47.7 %'
-    """
-    return f"{100 * share:.1f} %"
-
-
-def change(share: float) -> str:
-    """A difference of two shares in percentage points, for people.
-
-    >>> change(0.3281), change(-0.0312)
-    ('+32.8', '−3.1')
-    """
-    return f"{100 * share:+.1f}".replace("-", "−")
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people.
-
-    >>> duration(5), duration(125), duration(7260)
-    ('5.0 s', '2 min 05 s', '2 h 01 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def p_text(p: float | None) -> str:
-    """A p-value for people.
-
-    >>> p_text(0.0312), p_text(4e-9), p_text(None)
-    ('0.031', '4e-09', '–')
-    """
-    if p is None:
-        return "–"
-    return f"{p:.2g}" if p >= 0.001 else f"{p:.0e}"

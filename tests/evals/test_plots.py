@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain.evals import plots
-from posttrain.evals.plots import Sample, chart
+from posttrain.evals.plots import Band, Sample, chart
 
 
 def series(*values: float) -> list[Sample]:
@@ -38,6 +38,18 @@ def test_the_line_is_the_weighted_moving_mean() -> None:
 def test_far_samples_are_not_averaged_with_one_another() -> None:
     samples = [Sample(x=1, value=5.0), Sample(x=2, value=5.0), Sample(x=100, value=1.0)]
     assert chart("loss", samples).last == "1"
+
+
+def test_bands_meet_between_their_steps_and_hold_their_dots() -> None:
+    """There was a gap between two phases, and the first and last dots lay on the edge."""
+    bands = [Band(name="SFT", first=1, last=2), Band(name="RL", first=3, last=6)]
+    drawn = chart("loss", [Sample(x=1, value=1.0), Sample(x=6, value=0.5)], bands=bands)
+    sft, rl = drawn.strips
+    assert sft.x == plots.LEFT
+    assert math.isclose(sft.x + sft.width, rl.x)
+    assert math.isclose(rl.x + rl.width, plots.WIDTH - plots.RIGHT)
+    assert plots.LEFT < drawn.dots[0].x < drawn.dots[1].x < plots.WIDTH - plots.RIGHT
+    assert [tick.label for tick in drawn.x_ticks] == ["2", "4", "6"]
 
 
 @given(st.lists(st.floats(allow_subnormal=False, min_value=-1e12, max_value=1e12), max_size=20))

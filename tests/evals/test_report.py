@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -128,3 +131,34 @@ def test_a_run_that_was_killed_at_once_still_has_a_report(tmp_path: Path) -> Non
 def test_a_folder_that_holds_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no run"):
         report.write(tmp_path)
+
+
+def test_a_long_name_may_be_broken_and_is_still_one_name(folder: Path, tmp_path: Path) -> None:
+    page = report.render(report.load(write_run(tmp_path / "run")))
+    assert "terminal.<wbr>find_<wbr>and_<wbr>edit" in page
+    assert "terminal.find_and_edit" in Page(page).shown
+
+
+MEASURE = """<pre id="found"></pre><script>
+const parts = [document.documentElement, ...document.querySelectorAll("main *:not(svg *)")];
+const wide = parts.filter(e => getComputedStyle(e).display != "inline"
+  && e.clientWidth && e.scrollWidth > e.clientWidth + 1);
+const names = wide.map(e => `${e.tagName} ${e.className} ${e.scrollWidth} > ${e.clientWidth}`);
+document.getElementById("found").textContent = names.join("\\n") || "all fits";
+</script></body>"""
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="Chromium is not installed")
+@pytest.mark.parametrize("width", [1300, 800])
+def test_nothing_scrolls_sideways_on_a_screen(folder: Path, tmp_path: Path, width: int) -> None:
+    """The table before and after did, and hid its p-values."""
+    text = report.write(folder).read_text(encoding="utf-8")
+    text = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
+    text = text.replace("rg.<wbr>", "reasoning_<wbr>gym.<wbr>").replace("</body>", MEASURE)
+    page = tmp_path / "page.html"
+    page.write_text(text, encoding="utf-8")
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+               "--disable-background-networking", f"--user-data-dir={tmp_path / 'profile'}",
+               f"--window-size={width},900", "--dump-dom", page.as_uri()]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    assert '<pre id="found">all fits</pre>' in done.stdout, done.stdout[-2000:]
