@@ -23,7 +23,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from posttrain.core.errors import PreflightError
+from posttrain.core.errors import EngineError, PreflightError
 
 COMPUTE_THREADS = "POSTTRAIN_COMPUTE_THREADS"
 """Environment name that carries the compute thread's number of threads to `take_cores`."""
@@ -75,11 +75,24 @@ def configure() -> bool:
 
 
 def take_cores() -> None:
-    """Let the calling thread, and no other, compute with all threads that `configure` found."""
+    """Let the calling thread, and no other, compute with all threads that `configure` found. Of a
+    list, as OpenMP allows it (one number a level of nesting), the first counts.
+
+    Raises:
+        EngineError: what a person has set is no number of threads.
+    """
     import torch
 
-    if wanted := os.environ.get(COMPUTE_THREADS):
-        torch.set_num_threads(int(wanted))
+    wanted = os.environ.get(COMPUTE_THREADS)
+    if not wanted:
+        return
+    first = wanted.split(",")[0].strip()
+    if not first.isdecimal() or int(first) < 1:
+        raise EngineError(
+            f"OMP_NUM_THREADS wants a whole number of threads, got {wanted!r}.",
+            "unset it, or set it to the number of cores to compute with",
+        )
+    torch.set_num_threads(int(first))
 
 
 def _keep_freed_memory() -> None:

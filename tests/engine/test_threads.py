@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 
 import pytest
+import torch
 
-from posttrain.core.errors import PreflightError
+from posttrain.core.errors import EngineError, PreflightError
 from posttrain.engine import threads
+from posttrain.engine.model import load
+from tests.engine.asking import ask, engine
 
 PROGRAM = """
 import os, sys
@@ -52,6 +56,28 @@ thread = threading.Thread(target=compute)
 thread.start(); thread.join()
 print(torch.get_num_threads(), found[0])
 """
+
+
+def test_the_first_of_a_list_of_threads_counts(monkeypatch):
+    monkeypatch.setenv(threads.COMPUTE_THREADS, " 2 , 1")
+    set_to = []
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    threads.take_cores()
+    assert set_to == [2]
+
+
+@pytest.mark.parametrize("wanted", ["many", "1.5", "0", "-2", ",2", "2x", "1e3"])
+def test_a_malformed_number_of_threads_reaches_whoever_waits_for_the_engine(
+    wanted, tiny, monkeypatch
+):
+    """It ended the compute thread before anything was read: a sampler waited for ever."""
+    monkeypatch.setenv(threads.COMPUTE_THREADS, wanted)
+    with engine(load(tiny, dtype=torch.float32)) as running:
+        # the thread may have ended before the request is posted, or after
+        for _ in range(2):
+            with pytest.raises(EngineError, match=f"OMP_NUM_THREADS .* got '{wanted}'"):
+                asyncio.run(asyncio.wait_for(running.sample(ask([1, 2])), 60))
+            running._thread.join(60)
 
 
 def test_one_thread_computes_in_parallel_and_no_other():
