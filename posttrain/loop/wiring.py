@@ -1,4 +1,5 @@
-"""Builds a run from its configuration: the only file that knows every part.
+"""Builds a run from its configuration, and what domains are examined with: the only file that
+knows every part.
 
 It decides nothing and holds no logic of its own beyond who is handed to whom. The one thing that
 must stay true: whatever is opened here is closed when the run is left, however it is left.
@@ -9,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +20,13 @@ from posttrain.core import seeds
 from posttrain.core.clock import RealClock
 from posttrain.core.errors import ConfigError, DomainError, LedgerError, UsageError
 from posttrain.core.events import Note
-from posttrain.core.ports import Executor, Policy, Recorder, Work
+from posttrain.core.ports import Clock, Executor, Policy, Recorder, Sandboxes, Work
 from posttrain.core.trajectory import Sampling
 from posttrain.domains.catalogue import DomainSpec
 from posttrain.domains.mixture import Key
 from posttrain.domains.supply import Supply
+from posttrain.engine import model as models
+from posttrain.evals.admission import Examiner, player
 from posttrain.evals.metrics import Evaluation
 from posttrain.evals.registry import Registry
 from posttrain.evals.suite import Evaluator
@@ -42,6 +46,8 @@ from posttrain.observe.ledger import FileLedger
 from posttrain.rollout.answer import AnswerExecutor
 from posttrain.rollout.group import Groups, Retries
 from posttrain.rollout.oracle import OracleExecutor
+from posttrain.rollout.render import Renderer
+from posttrain.rollout.tokenizer import TransformersTokenizer
 from posttrain.rollout.toolloop import ToolExecutor
 from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
 from posttrain.sandbox.worker import ProcessWorkers
@@ -156,10 +162,11 @@ class Run:
         self._past.lineage.rewind(saved.version)
         await self._model.engine.publish(version=saved.version, parent=0)
 
-    def interrupt(self) -> None:
-        """As `Driver.interrupt`."""
+    def interrupt(self) -> bool:
+        """As `Driver.interrupt`; False: the run has not begun, and nobody was asked."""
         if self._driver is not None:
             self._driver.interrupt()
+        return self._driver is not None
 
     def _parts(self) -> Parts:
         config, world, engine = self._config, self._world, self._model.engine
@@ -224,6 +231,26 @@ async def open_run(
         yield Run(config, directory, records=records, past=past, model=model, world=world)
 
 
+@asynccontextmanager
+async def open_examiner(*, processes: int) -> AsyncIterator[tuple[Supply, Examiner]]:
+    """An examiner of domains, and the supply of their keys; no run and no model. Tool tasks are
+    played with the byte tokenizer of a tiny random model, so that none needs to be fetched; the two
+    sides of a determinism check run in different worker processes.
+    """
+    clock = RealClock()
+    async with AsyncExitStack() as stack:
+        makers = await stack.enter_async_context(ProcessWorkers(processes=processes))
+        others = await stack.enter_async_context(ProcessWorkers(processes=processes))
+        sandboxes = await stack.enter_async_context(BubblewrapSandboxes())
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        tokenizer = models.load_tokenizer(models.random_model(Path(folder) / "model"))
+        renderer = Renderer(TransformersTokenizer(tokenizer))
+        verifier = Stack(Tools(clock=clock, workers=others, sandboxes=sandboxes))
+        play = player(_executors(renderer, clock, sandboxes), renderer, verifier, clock)
+        supply = Supply(makers)
+        yield supply, Examiner(supply, Supply(others), verifier, clock, play=play)
+
+
 def _heldout(
     config: RunConfig, directory: Path, records: Records, model: Model, world: World
 ) -> HeldOut:
@@ -267,12 +294,7 @@ async def _world(config: RunConfig, model: Model, stack: AsyncExitStack) -> Worl
     sandboxed = await _sandboxed([*train_keys, *watch_keys], supply, sandboxes)
     verifier = Stack(Tools(clock=clock, workers=scorers, sandboxes=sandboxes))
 
-    def executors(policy: Policy) -> dict[str, Executor]:
-        return {
-            "answer": AnswerExecutor(policy, model.renderer, clock),
-            "tools": ToolExecutor(policy, model.renderer, clock, sandboxes),
-        }
-
+    executors = _executors(model.renderer, clock, sandboxes)
     oracle = OracleExecutor(tasks.oracle, executors, model.renderer)
     retries = Retries(attempts=config.rl.tries)
     most = config.sandbox.max_verifications
@@ -295,6 +317,20 @@ async def _world(config: RunConfig, model: Model, stack: AsyncExitStack) -> Worl
         tasks=tasks,
         sandboxed=sandboxed,
     )
+
+
+def _executors(
+    renderer: Renderer, clock: Clock, sandboxes: Sandboxes
+) -> Callable[[Policy], dict[str, Executor]]:
+    """The executors by name, over whatever policy they are asked for."""
+
+    def executors(policy: Policy) -> dict[str, Executor]:
+        return {
+            "answer": AnswerExecutor(policy, renderer, clock),
+            "tools": ToolExecutor(policy, renderer, clock, sandboxes),
+        }
+
+    return executors
 
 
 async def _keys(supply: Supply, specs: Sequence[DomainSpec]) -> tuple[Key, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from posttrain.cli import doctor, domains, main, models, runs, sources, train
 from posttrain.cli.doctor import Finding, Status
 from posttrain.core.errors import ConfigError, PreflightError, RunError
 from posttrain.loop.driver import Ending
+from posttrain.sandbox import bubblewrap
 from posttrain.schedule.account import Account
 from tests.evals.run_folder import write_run
 
@@ -170,6 +172,42 @@ def test_an_unsound_domain_fails_the_check(posttrain: Callable[..., Said], tmp_p
     assert code == 1
     assert "refused" in told
     assert "1 of 1 domains are not sound: bad.toml" in said
+
+
+TASK = """
+[[tasks]]
+objective = "Write the sum of {number} and 25 into total.txt."
+executor = "tools"
+tools = ["shell"]
+environment = {{}}
+artefacts = [{{ name = "total.txt", kind = "file", path = "total.txt" }}]
+limits = {{ max_turns = 4, max_turn_tokens = 100, max_tokens = 400 }}
+oracle = {{ commands = ["echo {total} > total.txt"], closing = "Written." }}
+
+[[tasks.checks]]
+kind = "program"
+
+[tasks.checks.params]
+source = '''
+def check(order):
+    return order.artefacts.read_text("total.txt") == order.files["wanted.txt"]
+'''
+files = {{ "wanted.txt" = "{total}\\n" }}
+"""
+
+
+def test_a_checker_of_ones_own_sees_what_the_oracle_left(
+    posttrain: Callable[..., Said], tmp_path: Path
+) -> None:
+    """Attempts and checks had two sources of sandboxes, so that no such domain was ever sound."""
+    problem = asyncio.run(bubblewrap.probe()).problem
+    if problem:
+        pytest.skip(problem)
+    tasks = [TASK.format(number=number, total=number + 25) for number in range(6)]
+    (tmp_path / "sums.toml").write_text('name = "office.sums"\n' + "".join(tasks))
+    code, told, said = posttrain("domains", "check", "sums.toml", "--per-level", "1")
+    assert (code, said) == (0, ""), told
+    assert "all 1 domains are sound" in told
 
 
 def test_doctor_exits_with_3_exactly_where_something_is_missing(
