@@ -7,6 +7,7 @@ must stay true: no traceback reaches the terminal, and the exit code tells what 
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 import traceback
@@ -17,9 +18,8 @@ from typing import Annotated
 import typer
 
 from posttrain.cli import config, doctor, domains, evaluate, models, report, train
+from posttrain.cli.stopping import INTERRUPTED
 from posttrain.core.errors import PosttrainError
-
-INTERRUPTED = 130
 
 app = typer.Typer(
     name="posttrain",
@@ -54,7 +54,9 @@ def main() -> None:
     from posttrain.engine import threads
 
     threads.configure()  # before anything imports torch
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # libraries clean up: no place for a traceback
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:

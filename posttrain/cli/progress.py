@@ -61,7 +61,6 @@ class Watch:
         self._minutes = minutes
         self._started_s = clock.now_s()
         self._phase_started_s: dict[str, float] = {}
-        self._phase_done: dict[str, int] = {}
         self._recent: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self.phase = "starting"
         self.step = 0
@@ -71,6 +70,7 @@ class Watch:
 
     def take(self, kind: str, data: Mapping[str, Json]) -> None:
         """Take in one record."""
+        self.step = int(data.get("step", self.step))
         match kind:
             case "step":
                 self._take_step(data)
@@ -82,26 +82,26 @@ class Watch:
                     if passed:
                         self._domain(name).evaluated[point] = sum(passed) / len(passed)
             case "phase":
-                self._enter(str(data.get("phase", self.phase)))
-            case "heartbeat" | "warning" | "ended":
+                self._enter(str(data["phase"]), spent_s=data.get("spent_s", 0.0))
+            case "heartbeat" | "notice" | "warning" | "ended":
                 self.message = str(data.get("message", ""))
             case _:  # single attempts and the like: written down, not shown
                 pass
 
-    def _enter(self, phase: str) -> None:
-        """A new phase: means over steps of the old one would say nothing about it."""
+    def _enter(self, phase: str, *, spent_s: float = 0.0) -> None:
+        """A new phase: means over steps of the old one would say nothing about it. `spent_s` went
+        into it before a resume.
+        """
         if phase == self.phase:
             return
         self.phase = phase
-        self._phase_started_s.setdefault(phase, self._clock.now_s())
+        self._phase_started_s.setdefault(phase, self._clock.now_s() - spent_s)
         self._recent.clear()
         for domain in self.domains.values():
             domain.rewards.clear()
 
     def _take_step(self, data: Mapping[str, Json]) -> None:
         self._enter(str(data.get("phase", self.phase)))
-        self._phase_done[self.phase] = self._phase_done.get(self.phase, 0) + 1
-        self.step = int(data.get("step", self.step + 1))
         self.metrics = {k: v for k, v in (data.get("metrics") or {}).items() if v is not None}
         seconds = sum((data.get("seconds") or {}).values())
         self._recent.append((int(data.get("tokens") or 0), seconds))
@@ -142,14 +142,20 @@ class Watch:
         whichever ends first; None where neither is known.
         """
         seconds = [s for _, s in self._recent]
-        done = self._phase_done.get(self.phase, 0)
         limits = []
         if seconds and self.phase in self._steps:
-            limits.append(max(0, self._steps[self.phase] - done) * sum(seconds) / len(seconds))
+            left = max(0, self._last_step - self.step)
+            limits.append(left * sum(seconds) / len(seconds))
         if self._minutes is not None and self.phase == "rl":
             spent = self._clock.now_s() - self._phase_started_s.get("rl", self._clock.now_s())
             limits.append(max(0.0, 60 * self._minutes - spent))
         return min(limits) if limits else None
+
+    @property
+    def _last_step(self) -> int:
+        """The running number of the phase's last step."""
+        phases = list(self._steps)
+        return sum(self._steps[phase] for phase in phases[: phases.index(self.phase) + 1])
 
     def line(self) -> str:
         """The state in one plain line."""
@@ -167,7 +173,7 @@ class Watch:
         return " · ".join(parts)
 
 
-TOLD = frozenset({"phase", "step", "eval", "warning", "ended"})
+TOLD = frozenset({"phase", "step", "eval", "notice", "warning", "ended"})
 """Kinds of records that a plain line is written for at once."""
 
 

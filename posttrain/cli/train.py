@@ -1,27 +1,30 @@
 """`posttrain train`: a run from its configuration, or one that goes on, to its report.
 
-The one thing that must stay true: whatever ends the run, what is on disk is reported, and the way
-to go on is printed.
+The one thing that must stay true: whatever ends the run, the way to go on is printed; and what is
+on disk is reported, unless a person did not want to wait for that either.
 """
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from posttrain.cli import runs, sources
+from posttrain.cli import runs, sources, stopping
 from posttrain.cli.config import File, Overrides, Preset
 from posttrain.core.errors import PreflightError, RunError, UsageError
 
 if TYPE_CHECKING:
-    from posttrain.cli.progress import Display
     from posttrain.core.config import Resolved
     from posttrain.loop.driver import Ending
     from posttrain.loop.settings import RunConfig
+    from posttrain.loop.wiring import Run
+
+ASKED = 2
+"""How often a run is asked to end: after its step, then at once."""
 
 
 def train(
@@ -45,10 +48,15 @@ def train(
         resolved = sources.saved(folder)
     try:
         ending = _work(folder, resolved.value, resume=resume is not None)
+        _conclude(folder, ending)
     except (PreflightError, UsageError):
         runs.forget(folder)
         raise
-    _conclude(folder, ending)
+    except KeyboardInterrupt:
+        runs.forget(folder)
+        kept = f"to go on: {_go_on(folder)}" if folder.exists() else "nothing had begun"
+        typer.echo(f"interrupted; {kept}")
+        raise typer.Exit(stopping.INTERRUPTED) from None
 
 
 def _begin(
@@ -71,34 +79,47 @@ def _begin(
 
 
 def _work(folder: Path, config: RunConfig, *, resume: bool) -> Ending:
-    """Run it to its end under the display."""
+    """Run it to its end under the display.
+
+    Raises:
+        KeyboardInterrupt: a person stopped it, and it could not be asked to end by itself.
+    """
+    typer.echo(f"run: {folder}")
     import asyncio
 
     from posttrain.cli import progress
     from posttrain.core.clock import RealClock
+    from posttrain.loop import wiring
 
     clock = RealClock()
     steps = {"sft": config.sft.steps, "rl": config.rl.steps}
     watch = progress.Watch(clock, steps=steps, minutes=config.rl.minutes)
-    typer.echo(f"run: {folder}")
-    with runs.crash_file(folder), progress.display(watch, clock) as display:
-        return asyncio.run(_train(folder, config, resume=resume, display=display))
+    with stopping.held(), runs.crash_file(folder), progress.display(watch, clock) as display:
+        opening = wiring.open_run(config, folder, resume=resume, recorder=display)
+        try:
+            return asyncio.run(_train(opening))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
 
 
-async def _train(folder: Path, config: RunConfig, *, resume: bool, display: Display) -> Ending:
+async def _train(opening: AbstractAsyncContextManager[Run]) -> Ending:
+    """Train under the ear of `stopping`: the run is asked to end, twice; where it has not begun, or
+    will not, the work is cancelled.
+    """
     import asyncio
 
-    from posttrain.loop import wiring
+    work, run, asked = asyncio.current_task(), None, 0
+    assert work is not None, "a coroutine runs in a task"
 
-    async with wiring.open_run(config, folder, resume=resume, recorder=display) as run:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, run.interrupt)
-        try:
+    def interrupt() -> None:
+        nonlocal asked
+        asked += 1
+        if run is None or asked > ASKED or not run.interrupt():
+            work.cancel()
+
+    with stopping.heard(interrupt):
+        async with opening as run:
             return await run.train()
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
 
 
 def _conclude(folder: Path, ending: Ending) -> None:
@@ -106,6 +127,7 @@ def _conclude(folder: Path, ending: Ending) -> None:
 
     Raises:
         RunError: the run failed.
+        Exit: it was interrupted.
     """
     from posttrain.cli import results
     from posttrain.evals import report
@@ -116,9 +138,13 @@ def _conclude(folder: Path, ending: Ending) -> None:
         typer.echo(f"report: {page}")
     except OSError as error:  # what ended the run may be that nothing can be written
         typer.echo(f"No report: {error}.", err=True)
-    go_on = f"posttrain train --resume {folder.name}"
     if ending.failed:
         reason = ending.reason.removeprefix("failed: ")
-        raise RunError(f"the run failed after step {ending.step}: {reason}", go_on)
+        raise RunError(f"the run failed after step {ending.step}: {reason}", _go_on(folder))
     if ending.reason != "done":
-        typer.echo(f"{ending.reason} after step {ending.step}; to go on: {go_on}")
+        typer.echo(f"{ending.reason} after step {ending.step}; to go on: {_go_on(folder)}")
+        raise typer.Exit(stopping.INTERRUPTED)
+
+
+def _go_on(folder: Path) -> str:
+    return f"posttrain train --resume {folder.name}"

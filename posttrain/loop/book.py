@@ -52,6 +52,10 @@ class Book:
         """Let whoever watches know; nothing is written down."""
         self._records.recorder.record("heartbeat", {"message": message})
 
+    def announce(self, message: str, **data: Json) -> None:
+        """As `tell`, of something that whoever watches wants to know at once."""
+        self._records.recorder.record("notice", {"message": message, **data})
+
     def warn(self, message: str) -> None:
         """Say something aloud that does not stop the run."""
         self.note("warning", {"message": message})

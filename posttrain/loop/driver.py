@@ -48,9 +48,12 @@ from posttrain.loop.moves import (
 )
 from posttrain.loop.parts import Parts
 from posttrain.loop.past import Past
-from posttrain.loop.state import Loop, LoopStats
+from posttrain.loop.state import Loop, LoopStats, Stage
 from posttrain.loop.telemetry import Telemetry
 from posttrain.schedule.account import AccountStats
+
+LEAVING = {Stage.EVALUATING: "leaving the evaluation", Stage.SAVING: "saving"}
+"""What the first interrupt does where no step is being made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +95,10 @@ class Driver:
         second time at once.
         """
         self._interrupts += 1
-        if self._interrupts == 1:
-            self._book.tell("finishing the step, then saving; once more stops at once")
+        stage = self._loop.stats().stage
+        if self._interrupts == 1 and stage is not Stage.STOPPED:
+            now = LEAVING.get(stage, "finishing the step, then saving")
+            self._book.announce(f"{now}; once more stops at once")
         self._events.put_nowait(Interrupted())
 
     def check(self) -> None:
@@ -200,7 +205,9 @@ class Driver:
         stats = self._loop.stats()
         if stats.phase is not None and stats.phase is not self._phase:
             self._phase = stats.phase
-            self._book.note("phase", {"phase": str(stats.phase), "step": stats.step})
+            spent_s = self._telemetry.rl_active_s if stats.phase is Phase.RL else 0.0
+            note = {"phase": str(stats.phase), "step": stats.step, "spent_s": spent_s}
+            self._book.note("phase", note)
 
     async def _close(self, reason: str) -> None:
         """End all work and say in the ledger how the run ended, as far as it can be written."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from posttrain.core import seeds
 from posttrain.core.task import Json
 from posttrain.engine import model as models
 from posttrain.engine.model import AnyDecoder
@@ -48,11 +49,13 @@ class Model:
 
 
 def load_model(config: RunConfig, directory: Path) -> Model:
-    """The configured model; a random one is made in the run's folder.
+    """The configured model; a random one is made in the run's folder. Torch's own chance, which a
+    model may draw from, starts from the run's seed.
 
     Raises:
         PreflightError: it is not there, or cannot be loaded.
     """
+    torch.manual_seed(seeds.hashed(config.run.seed, "torch"))
     path = _path(config, directory)
     decoder = models.load(path, dtype=getattr(torch, config.model.dtype))
     tokenizer = models.load_tokenizer(path)

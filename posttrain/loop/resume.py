@@ -51,6 +51,7 @@ async def _rewind(parts: Parts, book: Book) -> float:
         book.write(events.Rewound(step=saved.step, version=saved.version))
         for sink in parts.sinks:
             await sink.publish(version=saved.version, parent=0)  # a sink is new
+        book.announce(f"going on after step {saved.step}", step=saved.step)
         return float(extra["rl_active_s"])
     if damaged:
         raise CheckpointError(

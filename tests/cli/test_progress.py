@@ -39,12 +39,24 @@ def watch(clock: ManualClock, *, minutes: float | None = None) -> Watch:
 def test_the_line_says_step_reward_speed_and_time_left() -> None:
     clock = ManualClock()
     shown = watch(clock)
-    shown.take("step", step(1, gcd=0.25, lcm=None))
+    shown.take("step", step(3, gcd=0.25, lcm=None))
     clock.advance(65)
-    shown.take("step", step(2, gcd=0.75))
+    shown.take("step", step(4, gcd=0.75))
     assert shown.line() == (
-        "1:05 rl step 2/12 · reward 0.500 · loss 0.5 · 100 tokens/s · 0:32 left"
+        "1:05 rl step 4/12 · reward 0.500 · loss 0.5 · 100 tokens/s · 0:32 left"
     )
+
+
+def test_a_run_that_goes_on_counts_what_was_done_before() -> None:
+    """After a resume it stood at step 0, with all steps and all the time of the phase left."""
+    clock = ManualClock()
+    shown = watch(clock, minutes=2)
+    shown.take("notice", {"message": "going on after step 9", "step": 9})
+    assert shown.line() == "0:00 starting step 9/12 · going on after step 9"
+    shown.take("phase", {"phase": "rl", "step": 9, "spent_s": 50.0})
+    assert shown.left_s == 70.0
+    shown.take("step", step(10))
+    assert shown.left_s == 2 * 4.0
 
 
 def test_a_time_limit_ends_the_phase_earlier_than_its_steps() -> None:
@@ -71,10 +83,12 @@ def test_plain_lines_tell_events_at_once_and_heartbeats_now_and_then() -> None:
         beat.record("heartbeat", {"message": f"{number} attempts"})
         beat.record("trajectory", {"key": "x"})
     beat.record("warning", {"message": "domain gcd is quarantined"})
+    beat.record("notice", {"message": "finishing the step"})
     lines = out.getvalue().splitlines()
-    assert len(lines) == 1 + 2 + 1
+    assert len(lines) == 1 + 2 + 2
     assert lines[1].endswith("3 attempts")
-    assert lines[-1].endswith("domain gcd is quarantined")
+    assert lines[-2].endswith("domain gcd is quarantined")
+    assert lines[-1].endswith("finishing the step")
 
 
 def test_a_reader_that_goes_away_does_not_stop_the_run() -> None:

@@ -380,7 +380,7 @@ def test_a_lost_journal_record_is_made_again(tmp_path: Path) -> None:
 def test_a_step_that_changes_no_weight_still_accounts_for_its_attempts(tmp_path: Path) -> None:
     world = World(tmp_path, sft_steps=0)
 
-    async def nothing(groups: Any) -> StepReport:
+    async def nothing(groups: Any, *, version: int) -> StepReport:
         world.model.batches.append([group.draw for group in groups])
         return StepReport(step=1, loss=None, skipped="no group has two different rewards")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.core import config, events
+from posttrain.core import events
 from posttrain.core.errors import ConfigError, LedgerError, UsageError
 from posttrain.loop import wiring
 from posttrain.loop.driver import Ending
@@ -17,13 +17,7 @@ from posttrain.loop.settings import RunConfig
 from posttrain.observe.journal import read_notes
 from posttrain.observe.ledger import read_events
 from tests.loop.scripted_run import Watching
-
-PRESETS = Path(wiring.__file__).parent / "presets"
-
-
-def settings(*overrides: str, preset: str = "smoke") -> RunConfig:
-    path = PRESETS / f"{preset}.toml"
-    return config.load(RunConfig, preset=path, overrides=overrides).value
+from tests.loop.smoke_run import PRESETS, settings
 
 
 async def trained(
