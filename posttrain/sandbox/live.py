@@ -1,0 +1,143 @@
+"""The live namespaces of one sandbox: bubblewrap with a program inside that only waits.
+
+Commands enter them (`command`). The program is their first process: nothing inside can end it, the
+kernel collects orphans for it (it was started with SIGCHLD ignored), and with it the kernel ends
+every process in them, daemons and `setsid` children included. The one thing that must stay true: nothing enters before bubblewrap
+has finished setting up, and after `end` no process of the namespaces is alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from posttrain.core.errors import SandboxError
+from posttrain.sandbox.pipes import Pipe, Process, memory_file
+
+_SETUP_S = 20.0
+"""Bubblewrap's set-up takes 5 ms; past this the machine is taken to be stuck."""
+_DEATH_S = 20.0
+_WAITING = b"/bin/cat"
+"""The program inside: it echoes one line, which tells that it was started, and reads on."""
+
+
+class Live:
+    """One set of namespaces. Make it with `start`."""
+
+    def __init__(self, outer: Process, init: Process, held: Pipe) -> None:
+        self._outer = outer
+        self._init = init
+        self._held = held
+        self._closed = False
+
+    @property
+    def init(self) -> int:
+        """Pidfd of the first process inside."""
+        return self._init.descriptor
+
+    @property
+    def alive(self) -> bool:
+        """Whether commands can still enter."""
+        return not (self._closed or self._init.ended.done() or self._outer.ended.done())
+
+    @staticmethod
+    async def start(
+        *,
+        bubblewrap: str,
+        options: tuple[str, ...],
+        seccomp: bytes | None,
+        within: Callable[[], AbstractContextManager[None]],
+    ) -> Live:
+        """`within` takes this process to where the sandbox's disk is mounted, and back.
+
+        Raises:
+            SandboxError: bubblewrap could not set the namespaces up.
+        """
+        told, error = Pipe(inward=False), Pipe(inward=False)
+        held, echo = Pipe(inward=True), Pipe(inward=False)
+        pipes = (told, error, echo)
+        try:
+            with within():
+                pid = _spawn(bubblewrap, options, seccomp, (held, echo, error, told))
+        except OSError as problem:
+            for pipe in (*pipes, held):
+                pipe.close()
+            raise SandboxError(f"bubblewrap could not be started: {problem}") from problem
+        outer, init = Process(pid), None
+        try:
+            async with asyncio.timeout(_SETUP_S):
+                status = await told.line()
+                init = Process(json.loads(status)["child-pid"])
+                os.write(held.outer, b"\n")
+                if await echo.line() or not init.ended.done():
+                    return Live(outer, init, held)
+        except (OSError, ValueError, TimeoutError):
+            pass
+        finally:
+            text = error.rest().decode("utf-8", "replace")
+            for pipe in pipes:
+                pipe.close()
+        live = Live(outer, init or outer, held)
+        await live.end()
+        raise SandboxError(
+            f"bubblewrap could not set up a sandbox: {text[-500:].strip() or 'no reason given'}",
+            "run 'posttrain doctor'.",
+        )
+
+    async def end(self) -> None:
+        """Kill everything inside and wait until it is dead. Idempotent.
+
+        Raises:
+            SandboxError: processes would not die.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        members = {self._init, self._outer}
+        for process in members:
+            process.kill()
+        waited = [process.ended for process in members]
+        _, pending = await asyncio.shield(asyncio.wait(waited, timeout=_DEATH_S))
+        for process in members:
+            process.close()
+        self._held.close()
+        if pending:
+            raise SandboxError(f"processes of a sandbox would not die within {_DEATH_S:.0f} s.")
+
+
+def _spawn(
+    bubblewrap: str,
+    options: tuple[str, ...],
+    seccomp: bytes | None,
+    pipes: tuple[Pipe, Pipe, Pipe, Pipe],
+) -> int:
+    """Start bubblewrap over (standard input, output, error, status); its ends are closed here."""
+    *standard, told = pipes
+    files = []
+    words = [*options, "--json-status-fd", str(told.inner)]
+    if seccomp is not None:
+        files.append(memory_file("seccomp", seccomp))
+        words += ["--seccomp", str(files[-1])]
+    files.append(memory_file("args", b"".join(word.encode() + b"\0" for word in words)))
+    actions = [(os.POSIX_SPAWN_DUP2, pipe.inner, number) for number, pipe in enumerate(standard)]
+    for number in (told.inner, *files):
+        os.set_inheritable(number, True)
+    try:
+        return os.posix_spawn(
+            bubblewrap,
+            [b"bwrap", b"--args", str(files[-1]).encode(), b"--", _WAITING],
+            {},
+            file_actions=actions,
+            setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
+        )
+    finally:
+        for pipe in pipes:
+            pipe.close_inner()
+        for number in files:
+            with contextlib.suppress(OSError):
+                os.close(number)
