@@ -8,7 +8,6 @@ limit or a `kill` ended has left no process, `setsid` children included.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import time
 from collections.abc import Mapping
@@ -16,10 +15,12 @@ from dataclasses import dataclass
 
 from posttrain.core.errors import SandboxError
 from posttrain.core.ports import ExecResult
-from posttrain.sandbox import enter
+from posttrain.sandbox import usher
 from posttrain.sandbox.limits import Clip
 from posttrain.sandbox.live import Live
 from posttrain.sandbox.pipes import Pipe
+
+_KILLED = 128 + signal.SIGKILL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +47,7 @@ class Run:
         """End it early."""
         self._stopped.set()
 
-    async def run(
-        self, live: Live, *, seccomp: bytes | None, groups: tuple[str, ...]
-    ) -> ExecResult:
+    async def run(self, live: Live) -> ExecResult:
         """Run to the end or the time limit. A command that ends by itself may leave processes in
         the sandbox; one that is ended takes all of the sandbox's processes with it.
 
@@ -59,7 +58,7 @@ class Run:
         pipes = [Pipe(inward=True), *(Pipe(inward=False) for _ in range(3))]
         stdin, out, err, told = pipes
         try:
-            self._start(live, pipes, seccomp, groups)
+            live.order(self._command.argv, self._command.limits, [pipe.inner for pipe in pipes])
             for pipe in pipes:
                 pipe.close_inner()
             feeding = asyncio.ensure_future(stdin.feed(self._command.stdin))
@@ -71,64 +70,43 @@ class Run:
             finally:
                 feeding.cancel()
                 if not end:
+                    problem = live.broken
                     await live.end()
+            if end == b"" and problem:
+                raise SandboxError(f"a command could not be started: {problem}")
             out.drain_rest(self._out.feed)
             err.drain_rest(self._err.feed)
-            return self._result(end, live.alive, time.monotonic() - began_s)
+            return self._result(end, time.monotonic() - began_s)
         finally:
             for pipe in pipes:
                 pipe.close()
 
-    def _start(
-        self, live: Live, pipes: list[Pipe], seccomp: bytes | None, groups: tuple[str, ...]
-    ) -> int:
-        stdin, out, err, told = pipes
-        try:
-            return enter.start(
-                enter.Entrance(
-                    argv=self._command.argv, limits=self._command.limits, seccomp=seccomp,
-                    stdin=stdin.inner, stdout=out.inner, stderr=err.inner, told=told.inner,
-                    init=live.init, groups=groups,
-                )
-            )  # fmt: skip
-        except OSError as error:
-            raise SandboxError(f"a command could not be started: {error}") from error
-
     async def _end(self, told: Pipe) -> bytes | None:
-        """What the usher tells, empty if it was killed; None where time ran out or `kill` came
-        first.
+        """What the usher tells, empty if it was ended with the sandbox's processes; None where
+        time ran out or `kill` came first.
         """
-        ends = [asyncio.ensure_future(wait) for wait in (told.word(), self._stopped.wait())]
+        word = asyncio.ensure_future(told.word())
+        stop = asyncio.ensure_future(self._stopped.wait())
         try:
             await asyncio.wait(
-                ends, timeout=self._command.timeout_s, return_when=asyncio.FIRST_COMPLETED
+                (word, stop), timeout=self._command.timeout_s, return_when=asyncio.FIRST_COMPLETED
             )
-            return ends[0].result() if ends[0].done() else None
+            return word.result() if word.done() else None
         finally:
-            for end in ends:
-                end.cancel()
+            word.cancel()
+            stop.cancel()
 
-    def _result(self, end: bytes | None, alive: bool, duration_s: float) -> ExecResult:
-        exit_code, timed_out = None, end is None and not self._stopped.is_set()
+    def _result(self, end: bytes | None, duration_s: float) -> ExecResult:
+        """A command that ended the sandbox's processes, and itself with them, was killed by it."""
+        exit_code = None
         if end is not None:
-            status = enter.end_told(end)
-            if isinstance(status, str):
-                if alive:
-                    raise SandboxError(f"a command could not enter its sandbox: {status}")
-                # What runs inside ended the sandbox's processes before it was in: its own doing.
-                status = int(signal.SIGKILL)
-            exit_code = _exit_code(status)
+            told = usher.exit_code(end)
+            exit_code = _KILLED if told is None else told
         return ExecResult(
             exit_code=exit_code,
             stdout=self._out.text(),
             stderr=self._err.text(),
-            timed_out=timed_out,
+            timed_out=end is None and not self._stopped.is_set(),
             truncated=self._out.truncated or self._err.truncated,
             duration_s=duration_s,
         )
-
-
-def _exit_code(status: int) -> int:
-    """As a shell tells it."""
-    code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code

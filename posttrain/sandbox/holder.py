@@ -188,8 +188,7 @@ class Holder:
         try:
             live = await self._live(lease)
             os.fchmod(lease.workspace, _ENTERABLE)
-            groups = lease.group.entrances if lease.group else ()
-            return await run.run(live, seccomp=self._seccomp, groups=groups)
+            return await run.run(live)
         finally:
             del lease.runs[number]
             if not lease.runs:
@@ -204,10 +203,13 @@ class Holder:
                     disk=DISK, etc=ETC, empty=EMPTY, system=self._system,
                     artefacts=ARTEFACTS if lease.beside else None,
                 )  # fmt: skip
-                lease.live = await Live.start(
+                live = await Live.start(
                     bubblewrap=self._program, options=spec.bubblewrap_arguments(layout),
                     seccomp=self._seccomp, within=lambda: self._within(lease.mounts),
                 )  # fmt: skip
+                groups = lease.group.entrances if lease.group else ()
+                await live.admit(groups=groups, seccomp=self._seccomp)
+                lease.live = live
             return lease.live
 
     async def _end_live(self, lease: Lease) -> None:

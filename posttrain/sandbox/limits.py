@@ -108,11 +108,11 @@ class CgroupPlace:
         )
 
     def settings(self, *, memory_bytes: int, max_processes: int) -> dict[str, str]:
-        """File → text that limits a group at this place."""
+        """File → text that limits a group at this place; one process is granted to the usher."""
         file = "memory.limit_in_bytes" if self.version == 1 else "memory.max"
         return {
             f"{self.memory}/{file}": str(memory_bytes),
-            f"{self.pids}/pids.max": str(max_processes),
+            f"{self.pids}/pids.max": str(max_processes + 1),
         }
 
 

@@ -2,8 +2,9 @@
 
 Commands enter them (`command`). The program is their first process: nothing inside can end it, the
 kernel collects orphans for it (it was started with SIGCHLD ignored), and with it the kernel ends
-every process in them, daemons and `setsid` children included. The one thing that must stay true: nothing enters before bubblewrap
-has finished setting up, and after `end` no process of the namespaces is alive.
+every process in them, daemons and `setsid` children included. The one thing that must stay true:
+nothing enters before bubblewrap has finished setting up, and after `end` no process of the
+namespaces is alive.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from posttrain.core.errors import SandboxError
+from posttrain.sandbox import usher
 from posttrain.sandbox.pipes import Pipe, Process, memory_file
 
 _SETUP_S = 20.0
@@ -33,17 +36,50 @@ class Live:
         self._outer = outer
         self._init = init
         self._held = held
+        self._line: socket.socket | None = None
         self._closed = False
 
+    async def admit(self, *, groups: tuple[str, ...], seccomp: bytes | None) -> None:
+        """Send an usher in.
+
+        Raises:
+            SandboxError: it could not get in.
+        """
+        try:
+            doors = usher.Doors(init=self._init.descriptor, groups=groups, seccomp=seccomp)
+            self._line = usher.start(doors)
+            self._line.setblocking(False)
+            async with asyncio.timeout(_SETUP_S):
+                said = await asyncio.get_running_loop().sock_recv(self._line, 1000)
+            problem = "" if said == usher.READY else said.decode("utf-8", "replace") or "it died"
+        except (OSError, TimeoutError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        if problem:
+            await self.end()
+            raise SandboxError(f"an usher could not enter a sandbox: {problem}")
+
     @property
-    def init(self) -> int:
-        """Pidfd of the first process inside."""
-        return self._init.descriptor
+    def broken(self) -> str:
+        """What an usher said that met a fault of ours; empty where it works or was killed."""
+        assert self._line is not None, "an usher was admitted"
+        with contextlib.suppress(OSError):
+            return self._line.recv(1000).decode("utf-8", "replace")
+        return ""
+
+    def order(self, argv: Sequence[bytes], limits: Mapping[str, int], files: Sequence[int]) -> None:
+        """Ask the usher for a command; `files` as `usher.order` has them. Where it is gone the
+        command's end is told as empty.
+        """
+        assert self._line is not None, "an usher was admitted"
+        with contextlib.suppress(OSError):
+            usher.order(self._line, argv, limits, files)
 
     @property
     def alive(self) -> bool:
         """Whether commands can still enter."""
         return not (self._closed or self._init.ended.done() or self._outer.ended.done())
+
+    # --- start and end ----------------------------------------------------------------------------
 
     @staticmethod
     async def start(
@@ -106,6 +142,8 @@ class Live:
         for process in members:
             process.close()
         self._held.close()
+        if self._line is not None:
+            self._line.close()
         if pending:
             raise SandboxError(f"processes of a sandbox would not die within {_DEATH_S:.0f} s.")
 

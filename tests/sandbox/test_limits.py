@@ -75,7 +75,7 @@ def test_hybrid_machines_use_their_own_v1_groups():
     settings = place.below("x").settings(memory_bytes=5, max_processes=3)
     assert settings == {
         "/sys/fs/cgroup/memory/jobs/7/x/memory.limit_in_bytes": "5",
-        "/sys/fs/cgroup/pids/x/pids.max": "3",
+        "/sys/fs/cgroup/pids/x/pids.max": "4",
     }
 
 
@@ -90,7 +90,7 @@ def test_unified_machines_try_the_own_group_and_then_its_ancestors():
     assert {place.version for place in places} == {2}
     assert places[0].folders == ("/sys/fs/cgroup/user.slice/session-1.scope",)
     settings = places[2].settings(memory_bytes=5, max_processes=3)
-    assert settings == {"/sys/fs/cgroup/memory.max": "5", "/sys/fs/cgroup/pids.max": "3"}
+    assert settings == {"/sys/fs/cgroup/memory.max": "5", "/sys/fs/cgroup/pids.max": "4"}
 
 
 def test_a_mount_that_shows_part_of_the_hierarchy_is_never_left():
