@@ -137,7 +137,9 @@ class Sandbox(Protocol):
     async def exec(
         self, argv: Sequence[str], *, timeout_s: float | None = None, stdin: bytes = b""
     ) -> ExecResult:
-        """Run a command to its end or its time limit; its whole process tree is dead afterwards.
+        """Run a command to its end or its time limit. Processes that it leaves behind run on until
+        the sandbox ends; one that meets its time limit takes all of the sandbox's processes along,
+        `setsid` children included, and files alone remain.
 
         Raises:
             SandboxError: the sandbox itself was lost (never for what the command did).

@@ -1,8 +1,8 @@
 """The default driver: sandboxes of namespaces, made by bubblewrap and kept by one holder.
 
-A lease is a capped disk in the holder; every command over it is a bubblewrap of its own, so nothing
-but files outlives a command and no process inside serves the next one. Not for hostile code with
-kernel exploits: the kernel is shared. The one thing that must stay true: whatever happens inside,
+A lease is a capped disk in the holder and, from its first command on, live namespaces over it that
+bubblewrap made; commands enter them from outside, so no process inside serves the next one. Not for
+hostile code with kernel exploits: the kernel is shared. The one thing that must stay true: whatever happens inside,
 a call ends in its result or in `SandboxError`, and after `close` nothing of a lease is left.
 """
 

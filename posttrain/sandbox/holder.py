@@ -22,6 +22,7 @@ from posttrain.core.ports import ExecResult
 from posttrain.sandbox import cgroups, kernel, seccomp, spec, wire, workspace
 from posttrain.sandbox.command import Command, Run
 from posttrain.sandbox.limits import CgroupPlace
+from posttrain.sandbox.live import Live
 
 BASE = "/tmp"
 """Covered in the holder's own mount namespace; nothing is ever written to the host's. Each lease
@@ -30,9 +31,6 @@ so a command's cost does not grow with the number of leases, and closing a descr
 """
 DISK, ARTEFACTS, PROGRAM = f"{BASE}/disk", f"{BASE}/artefacts", f"{BASE}/program"
 ETC, EMPTY = f"{BASE}/etc", f"{BASE}/empty"
-_NO_ARTEFACT = "! -type f ! -type d ! -type l"
-_SWEEP = f"find {spec.WORKSPACE} -xdev {_NO_ARTEFACT} -delete"
-"""Pipes and sockets go at sealing: a checker that opened one would hang."""
 _ENTERABLE = 0o755
 """Mode of the workspace at the start of every command: a policy that shut itself out of it must
 not thereby keep the next command, the sealing or a checker from working.
@@ -54,6 +52,9 @@ class Lease:
     """Descriptor of its mount namespace."""
     workspace: int
     """Descriptor of the folder that commands see as their workspace."""
+    live: Live | None = None
+    """Its namespaces, started with its first command; files outlive them."""
+    starting: asyncio.Lock = field(default_factory=asyncio.Lock)
     runs: dict[int, Run] = field(default_factory=dict)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -181,28 +182,40 @@ class Holder:
         return await self._run(self._lease(head["lease"]), head["id"], command)
 
     async def _run(self, lease: Lease, number: int, command: Command) -> ExecResult:
-        layout = spec.Layout(
-            disk=DISK, etc=ETC, empty=EMPTY, system=self._system,
-            artefacts=ARTEFACTS if lease.beside else None,
-        )  # fmt: skip
-        run = Run(
-            command, bubblewrap=self._program, options=spec.bubblewrap_arguments(layout),
-            within=lambda: self._within(lease.mounts),
-        )  # fmt: skip
-        os.fchmod(lease.workspace, _ENTERABLE)
+        run = Run(command)
         lease.runs[number] = run
         lease.idle.clear()
-
-        def enter(pid: int) -> None:
-            if lease.group is not None:
-                cgroups.enter(lease.group, pid)
-
         try:
-            return await run.run(seccomp=self._seccomp, enter=enter)
+            live = await self._live(lease)
+            os.fchmod(lease.workspace, _ENTERABLE)
+            return await run.run(live)
         finally:
             del lease.runs[number]
             if not lease.runs:
                 lease.idle.set()
+
+    async def _live(self, lease: Lease) -> Live:
+        """The lease's namespaces; new ones where there are none or what ran in them ended them."""
+        async with lease.starting:
+            if lease.live is None or not lease.live.alive:
+                await self._end_live(lease)
+                layout = spec.Layout(
+                    disk=DISK, etc=ETC, empty=EMPTY, system=self._system,
+                    artefacts=ARTEFACTS if lease.beside else None,
+                )  # fmt: skip
+                live = await Live.start(
+                    bubblewrap=self._program, options=spec.bubblewrap_arguments(layout),
+                    seccomp=self._seccomp, within=lambda: self._within(lease.mounts),
+                )  # fmt: skip
+                groups = lease.group.entrances if lease.group else ()
+                await live.admit(groups=groups, seccomp=self._seccomp)
+                lease.live = live
+            return lease.live
+
+    async def _end_live(self, lease: Lease) -> None:
+        live, lease.live = lease.live, None
+        if live is not None:
+            await live.end()
 
     def _kill(self, name: str, number: int) -> None:
         lease = self._leases.get(name)
@@ -214,6 +227,8 @@ class Holder:
             run.kill()
         if lease.runs:
             await lease.idle.wait()
+        async with lease.starting:
+            await self._end_live(lease)
 
     def _read(self, head: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
         root = self._lease(head["lease"]).workspace
@@ -222,13 +237,7 @@ class Holder:
 
     async def _seal(self, lease: Lease) -> None:
         await self._end_runs(lease)
-        sweep = Command(
-            argv=tuple(_SWEEP.encode().split()), stdin=b"", timeout_s=30.0,
-            cap_bytes=1000, limits={},
-        )  # fmt: skip
-        swept = await self._run(lease, -1, sweep)
-        if swept.timed_out or swept.exit_code in (None, 126, 127):
-            raise SandboxError(f"a workspace could not be swept for sealing: {swept.stderr}")
+        workspace.sweep(lease.workspace)
         flags = kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
         try:
             with self._within(lease.mounts):

@@ -157,6 +157,8 @@ def hold(
     stage = "namespaces"
     try:
         kernel.signal_on_parent_death(signal.SIGKILL)
+        # Ended children need no collecting; the sandboxes' first processes inherit this.
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         flags = kernel.MS_NOSUID | kernel.MS_NODEV
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

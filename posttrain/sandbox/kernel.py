@@ -83,3 +83,50 @@ def adopt_orphans() -> None:
 def no_new_privileges() -> None:
     """No program started from here on gains privileges."""
     _prctl(_SET_NO_NEW_PRIVS, 1)
+
+
+# --- entering a sandbox -----------------------------------------------------------------------
+
+CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWNET = 1 << 25, 1 << 26, 1 << 27, 1 << 30
+ALL_NAMESPACES = (
+    CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
+    | CLONE_NEWCGROUP
+)  # fmt: skip
+_CAPABILITY_VERSION_3 = 0x20080522
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
+_FILTER_STEP_BYTES = 8
+
+
+class _CapabilityHeader(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _Filter(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("steps", ctypes.c_char_p))
+
+
+def enter_namespaces_of(process: int) -> None:
+    """Go to every namespace of a process given by pidfd: setns(2). The process namespace is that
+    of children from now on; the user namespace brings all capabilities within it.
+    """
+    _checked(_LIBC.setns(process, ALL_NAMESPACES), "setns")
+
+
+def drop_capabilities() -> None:
+    """Give up every capability for good: capset(2)."""
+    header, none = _CapabilityHeader(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
+    _checked(_LIBC.capset(ctypes.byref(header), none), "capset")
+
+
+def hide_memory() -> None:
+    """Keep this process and its forks, until they start a program, from being looked into by
+    others of their user.
+    """
+    _prctl(_SET_DUMPABLE, 0)
+
+
+def filter_calls(program: bytes) -> None:
+    """Install a filter of system calls (`seccomp.program`) for good."""
+    steps = _Filter(len(program) // _FILTER_STEP_BYTES, program)
+    result = _LIBC.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(steps), 0, 0)
+    _checked(result, "prctl seccomp")

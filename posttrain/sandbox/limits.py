@@ -61,7 +61,8 @@ class Clip:
 
 def process_limits(environment: Environment, *, timeout_s: float) -> dict[str, int]:
     """Limits of every process of a command, by their names in `resource`. `RLIMIT_NPROC` counts
-    within the command's own user namespace; one more is granted for bubblewrap's init.
+    within the sandbox's own user namespace, where its first process and the command's usher are
+    as well.
 
     >>> process_limits(Environment(), timeout_s=1.5)["RLIMIT_CPU"]
     3
@@ -74,7 +75,7 @@ def process_limits(environment: Environment, *, timeout_s: float) -> dict[str, i
         "RLIMIT_MEMLOCK": 64 << 10,
         "RLIMIT_MSGQUEUE": 0,
         "RLIMIT_NOFILE": MAX_OPEN_FILES,
-        "RLIMIT_NPROC": environment.max_processes + 1,
+        "RLIMIT_NPROC": environment.max_processes + 2,
     }
 
 
@@ -95,6 +96,11 @@ class CgroupPlace:
         """The distinct folders."""
         return tuple(dict.fromkeys((self.memory, self.pids)))
 
+    @property
+    def entrances(self) -> tuple[str, ...]:
+        """Files that a process writes to for joining."""
+        return tuple(f"{folder}/cgroup.procs" for folder in self.folders)
+
     def below(self, name: str) -> CgroupPlace:
         """The place of a group of that name."""
         return CgroupPlace(
@@ -102,7 +108,7 @@ class CgroupPlace:
         )
 
     def settings(self, *, memory_bytes: int, max_processes: int) -> dict[str, str]:
-        """File → text that limits a group at this place; one process is granted to the init."""
+        """File → text that limits a group at this place; one process is granted to the usher."""
         file = "memory.limit_in_bytes" if self.version == 1 else "memory.max"
         return {
             f"{self.memory}/{file}": str(memory_bytes),

@@ -27,6 +27,7 @@ WRITABLE = ("work", "tmp", "shm")
 VARIABLES: Mapping[str, str] = {
     "PATH": PATH,
     "HOME": WORKSPACE,
+    "PWD": WORKSPACE,
     "USER": "agent",
     "LANG": "C.UTF-8",
     "TERM": "dumb",
@@ -102,17 +103,16 @@ _NAMESPACES = ("user", "pid", "net", "ipc", "uts", "cgroup")
 
 
 def bubblewrap_arguments(layout: Layout) -> tuple[str, ...]:
-    """Bubblewrap's options (bwrap(1)) for one command, without descriptors and the command.
+    """Bubblewrap's options (bwrap(1)) for a sandbox, without descriptors and its program.
 
-    `/proc/1` is covered: bubblewrap's init runs as the command's user, and its descriptors are the
-    result channels. `/` and `/dev` are bubblewrap's own tmpfs without a cap, hence read-only.
+    `/proc/1` is covered: the first process runs as the commands' user, and its descriptors lead to
+    the holder. `/` and `/dev` are bubblewrap's own tmpfs without a cap, hence read-only.
     """
     options = [f"--unshare-{name}" for name in _NAMESPACES]
     options += ["--disable-userns", "--uid", str(INSIDE_ID), "--gid", str(INSIDE_ID)]
     options += ["--hostname", "sandbox", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    options += ["--as-pid-1"]
     options += ["--clearenv"]
-    for name, value in VARIABLES.items():
-        options += ["--setenv", name, value]
     for folder, target in layout.system.items():
         options += ["--symlink", target, folder] if target else ["--ro-bind", folder, folder]
     options += ["--ro-bind", layout.etc, "/etc"]

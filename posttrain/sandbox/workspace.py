@@ -74,6 +74,20 @@ def write(root: int, parts: Sequence[str], data: bytes) -> None:
             view = view[os.write(leaf, view) :]
 
 
+def sweep(root: int) -> None:
+    """Remove what is neither file, folder nor link: a reader that opened a pipe would hang."""
+    pending: list[tuple[str, ...]] = [()]
+    while pending:
+        parts = pending.pop()
+        with contextlib.suppress(OSError), _folder(root, parts) as folder:
+            for name in os.listdir(folder):
+                kind = stat.S_IFMT(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+                if kind == stat.S_IFDIR:
+                    pending.append((*parts, name))
+                elif kind not in _KINDS:
+                    os.unlink(name, dir_fd=folder)
+
+
 def _first(leaf: int, max_bytes: int) -> bytes:
     data = bytearray()
     while len(data) < max_bytes:

@@ -56,7 +56,7 @@ def test_limits_follow_the_environment():
     assert limits["RLIMIT_AS"] == 100 << 20
     assert limits["RLIMIT_FSIZE"] == 1 << 20
     assert limits["RLIMIT_CPU"] == 4
-    assert limits["RLIMIT_NPROC"] == 8
+    assert limits["RLIMIT_NPROC"] == 9
 
 
 HYBRID_OWN = "9:name=systemd:/\n8:pids:/\n4:memory:/jobs/7\n1:cpu:/\n0::/"

@@ -62,6 +62,9 @@ def test_processes_are_limited_for_each_sandbox_alone(inside):
         for _ in range(2):
             result = await sandbox.exec(("python3", "-c", source))
             assert result.stdout == "BlockingIOError 11\n", result
+            full = await sandbox.exec(("sh", "-c", "true & wait"))
+            assert "fork" in full.stderr, full
+            assert (await sandbox.exec(("sh", "-c", "kill -9 -1"))).exit_code == 0
         assert await usable(sandbox)
 
     inside(body, SMALL)
@@ -157,7 +160,7 @@ def test_time_is_limited_whatever_the_command_ignores(inside, marker):
 
 
 @pytest.mark.parametrize("ending", ["exit 0", "sleep 60"])
-def test_daemons_die_with_their_command(inside, marker, ending):
+def test_daemons_outlive_a_command_but_not_its_time_limit(inside, marker, ending):
     source = (
         "import os, signal, sys\n"
         "for _ in range(2):\n"
@@ -174,6 +177,8 @@ def test_daemons_die_with_their_command(inside, marker, ending):
         result = await sandbox.exec(("sh", "-c", script), timeout_s=1.5)
         assert result.timed_out == (ending == "sleep 60")
         assert await sandbox.read("up", max_bytes=1) == b"1"
+        assert len(processes_named(marker)) == (ending == "exit 0")
+        await sandbox.close()
         assert processes_named(marker) == []
 
     inside(body)

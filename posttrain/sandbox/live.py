@@ -1,0 +1,181 @@
+"""The live namespaces of one sandbox: bubblewrap with a program inside that only waits.
+
+Commands enter them (`command`). The program is their first process: nothing inside can end it, the
+kernel collects orphans for it (it was started with SIGCHLD ignored), and with it the kernel ends
+every process in them, daemons and `setsid` children included. The one thing that must stay true:
+nothing enters before bubblewrap has finished setting up, and after `end` no process of the
+namespaces is alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+from posttrain.core.errors import SandboxError
+from posttrain.sandbox import usher
+from posttrain.sandbox.pipes import Pipe, Process, memory_file
+
+_SETUP_S = 20.0
+"""Bubblewrap's set-up takes 5 ms; past this the machine is taken to be stuck."""
+_DEATH_S = 20.0
+_WAITING = b"/bin/cat"
+"""The program inside: it echoes one line, which tells that it was started, and reads on."""
+
+
+class Live:
+    """One set of namespaces. Make it with `start`."""
+
+    def __init__(self, outer: Process, init: Process, held: Pipe) -> None:
+        self._outer = outer
+        self._init = init
+        self._held = held
+        self._line: socket.socket | None = None
+        self._closed = False
+
+    async def admit(self, *, groups: tuple[str, ...], seccomp: bytes | None) -> None:
+        """Send an usher in.
+
+        Raises:
+            SandboxError: it could not get in.
+        """
+        try:
+            doors = usher.Doors(init=self._init.descriptor, groups=groups, seccomp=seccomp)
+            self._line = usher.start(doors)
+            self._line.setblocking(False)
+            async with asyncio.timeout(_SETUP_S):
+                said = await asyncio.get_running_loop().sock_recv(self._line, 1000)
+            problem = "" if said == usher.READY else said.decode("utf-8", "replace") or "it died"
+        except (OSError, TimeoutError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        if problem:
+            await self.end()
+            raise SandboxError(f"an usher could not enter a sandbox: {problem}")
+
+    @property
+    def broken(self) -> str:
+        """What an usher said that met a fault of ours; empty where it works or was killed."""
+        assert self._line is not None, "an usher was admitted"
+        with contextlib.suppress(OSError):
+            return self._line.recv(1000).decode("utf-8", "replace")
+        return ""
+
+    def order(self, argv: Sequence[bytes], limits: Mapping[str, int], files: Sequence[int]) -> None:
+        """Ask the usher for a command; `files` as `usher.order` has them. Where it is gone the
+        command's end is told as empty.
+        """
+        assert self._line is not None, "an usher was admitted"
+        with contextlib.suppress(OSError):
+            usher.order(self._line, argv, limits, files)
+
+    @property
+    def alive(self) -> bool:
+        """Whether commands can still enter."""
+        return not (self._closed or self._init.ended.done() or self._outer.ended.done())
+
+    # --- start and end ----------------------------------------------------------------------------
+
+    @staticmethod
+    async def start(
+        *,
+        bubblewrap: str,
+        options: tuple[str, ...],
+        seccomp: bytes | None,
+        within: Callable[[], AbstractContextManager[None]],
+    ) -> Live:
+        """`within` takes this process to where the sandbox's disk is mounted, and back.
+
+        Raises:
+            SandboxError: bubblewrap could not set the namespaces up.
+        """
+        told, error = Pipe(inward=False), Pipe(inward=False)
+        held, echo = Pipe(inward=True), Pipe(inward=False)
+        pipes = (told, error, echo)
+        try:
+            with within():
+                pid = _spawn(bubblewrap, options, seccomp, (held, echo, error, told))
+        except OSError as problem:
+            for pipe in (*pipes, held):
+                pipe.close()
+            raise SandboxError(f"bubblewrap could not be started: {problem}") from problem
+        outer, init = Process(pid), None
+        try:
+            async with asyncio.timeout(_SETUP_S):
+                status = await told.line()
+                init = Process(json.loads(status)["child-pid"])
+                os.write(held.outer, b"\n")
+                if await echo.line() or not init.ended.done():
+                    return Live(outer, init, held)
+        except (OSError, ValueError, TimeoutError):
+            pass
+        finally:
+            text = error.rest().decode("utf-8", "replace")
+            for pipe in pipes:
+                pipe.close()
+        live = Live(outer, init or outer, held)
+        await live.end()
+        raise SandboxError(
+            f"bubblewrap could not set up a sandbox: {text[-500:].strip() or 'no reason given'}",
+            "run 'posttrain doctor'.",
+        )
+
+    async def end(self) -> None:
+        """Kill everything inside and wait until it is dead. Idempotent.
+
+        Raises:
+            SandboxError: processes would not die.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        members = {self._init, self._outer}
+        for process in members:
+            process.kill()
+        waited = [process.ended for process in members]
+        _, pending = await asyncio.shield(asyncio.wait(waited, timeout=_DEATH_S))
+        for process in members:
+            process.close()
+        self._held.close()
+        if self._line is not None:
+            self._line.close()
+        if pending:
+            raise SandboxError(f"processes of a sandbox would not die within {_DEATH_S:.0f} s.")
+
+
+def _spawn(
+    bubblewrap: str,
+    options: tuple[str, ...],
+    seccomp: bytes | None,
+    pipes: tuple[Pipe, Pipe, Pipe, Pipe],
+) -> int:
+    """Start bubblewrap over (standard input, output, error, status); its ends are closed here."""
+    *standard, told = pipes
+    files = []
+    words = [*options, "--json-status-fd", str(told.inner)]
+    if seccomp is not None:
+        files.append(memory_file("seccomp", seccomp))
+        words += ["--seccomp", str(files[-1])]
+    files.append(memory_file("args", b"".join(word.encode() + b"\0" for word in words)))
+    actions = [(os.POSIX_SPAWN_DUP2, pipe.inner, number) for number, pipe in enumerate(standard)]
+    for number in (told.inner, *files):
+        os.set_inheritable(number, True)
+    try:
+        return os.posix_spawn(
+            bubblewrap,
+            [b"bwrap", b"--args", str(files[-1]).encode(), b"--", _WAITING],
+            {},
+            file_actions=actions,
+            setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
+        )
+    finally:
+        for pipe in pipes:
+            pipe.close_inner()
+        for number in files:
+            with contextlib.suppress(OSError):
+                os.close(number)
