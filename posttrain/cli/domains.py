@@ -132,7 +132,7 @@ def check(
             "posttrain domains show NAME shows a task of one.",
         )
     if not as_json:
-        typer.echo(f"all {len(entries)} domains are sound")
+        typer.echo(f"{len(entries)} of {len(entries)} domains are sound")
 
 
 def _tell(report: Admission, *, as_json: bool) -> None:

@@ -74,7 +74,6 @@ def _work(folder: Path, config: RunConfig, *, point: str, trained: bool) -> None
 
     from posttrain.cli import progress, results
     from posttrain.core.clock import RealClock
-    from posttrain.evals import report
     from posttrain.loop import wiring
 
     clock = RealClock()
@@ -88,5 +87,4 @@ def _work(folder: Path, config: RunConfig, *, point: str, trained: bool) -> None
 
     with runs.crash_file(folder), progress.display(watch, clock) as display:
         asyncio.run(run(display))
-    results.show(report.load(folder).outcomes)
-    typer.echo(f"report: {report.write(folder)}")
+    results.tell(folder)

@@ -91,8 +91,11 @@ def _tell(error: Exception, *, debug: bool) -> None:
         typer.echo(note, err=True)
     if debug:
         path = Path(f"posttrain-error-{time.strftime('%Y%m%d-%H%M%S')}.txt")
-        path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
-        typer.echo(f"The traceback is in {path}.", err=True)
+        try:
+            path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+            typer.echo(f"The traceback is in {path}.", err=True)
+        except OSError as problem:
+            typer.echo(f"The traceback cannot be written: {problem}.", err=True)
     elif not isinstance(error, PosttrainError) and not getattr(error, "__notes__", ()):
         typer.echo("Run it again with `posttrain --debug …` to get a traceback file.", err=True)
 

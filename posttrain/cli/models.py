@@ -23,7 +23,11 @@ def ls() -> None:
 
 
 @app.command("fetch")
-def fetch(name: Annotated[str, typer.Argument(help="Such as smollm2-135m.")]) -> None:
+def fetch(
+    name: Annotated[
+        str, typer.Argument(help="smollm2-135m, or owner/name of the Hugging Face hub.")
+    ],
+) -> None:
     """Fetch a model into the cache; does nothing where it is there already."""
     from posttrain.engine import models
 

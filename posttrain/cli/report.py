@@ -12,9 +12,5 @@ from posttrain.cli import runs
 def report(run: Annotated[str, typer.Argument(help="Name or folder of a run.")]) -> None:
     """Rebuild the report of a run and print where it is."""
     from posttrain.cli import results
-    from posttrain.evals import report as reports
 
-    folder = runs.find(run)
-    page = reports.write(folder)
-    results.show(reports.load(folder).outcomes)
-    typer.echo(f"report: {page}")
+    results.tell(runs.find(run))

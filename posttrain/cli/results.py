@@ -1,12 +1,17 @@
-"""The table at the end of a run: domain by domain, what it was and what it became."""
+"""The end of a run for whoever reads: the table, domain by domain, and the page of the report."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from posttrain.core.errors import PreflightError
+from posttrain.evals import report
 from posttrain.evals.metrics import Score
 from posttrain.evals.report_text import p_text, percent
 from posttrain.evals.summary import POINT_NAMES, Change, Direction, Outcomes
@@ -17,6 +22,23 @@ STYLES = {Direction.IMPROVED: "bold green", Direction.FELL: "bold red"}
 MARKS = {Direction.IMPROVED: "▲ ", Direction.FELL: "▼ "}
 PLAIN_WIDTH = 110
 """Columns where the output is no terminal."""
+
+
+def tell(folder: Path) -> None:
+    """Print the table of a run, write its report, and say where that is.
+
+    Raises:
+        UsageError: the folder holds no run.
+        PreflightError: the report cannot be written.
+    """
+    show(report.load(folder).outcomes)
+    try:
+        typer.echo(f"report: {report.write(folder)}")
+    except OSError as error:
+        raise PreflightError(
+            f"the report of {folder} cannot be written: {error.strerror or error}.",
+            f"free space or permissions there, then posttrain report {folder.name}",
+        ) from error
 
 
 def show(outcomes: Outcomes, console: Console | None = None) -> None:

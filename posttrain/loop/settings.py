@@ -36,7 +36,8 @@ class ModelSettings(Settings):
     """What is trained."""
 
     name: str = "smollm2-135m"
-    """A fetched model's name, a local folder, a Hugging Face id, or `random` (tiny, untrained)."""
+    """A fetched model (`smollm2-135m`, or `owner/name` of the Hugging Face hub), a local folder, or
+    `random` (tiny, untrained)."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """What engine and trainer compute in; master weights are float32 always."""
 

@@ -207,7 +207,7 @@ def test_a_checker_of_ones_own_sees_what_the_oracle_left(
     (tmp_path / "sums.toml").write_text('name = "office.sums"\n' + "".join(tasks))
     code, told, said = posttrain("domains", "check", "sums.toml", "--per-level", "1")
     assert (code, said) == (0, ""), told
-    assert "all 1 domains are sound" in told
+    assert "1 of 1 domains are sound" in told
 
 
 def test_doctor_exits_with_3_exactly_where_something_is_missing(
@@ -256,6 +256,27 @@ def test_an_unforeseen_error_is_a_paragraph_and_its_traceback_a_file(
     assert "in broken" in file.read_text()
 
 
+def test_a_traceback_that_cannot_be_written_hides_no_error(
+    posttrain: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a read-only disk `--debug` itself ended in a traceback."""
+
+    def full(self: Path, *arguments: object, **options: object) -> int:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    code, _, said = posttrain("--debug", "report", "nothing")
+    assert code == 2
+    assert "there is no run 'nothing'" in said
+    assert "traceback cannot be written: [Errno 30]" in said
+    with pytest.raises(RunError) as told, runs.crash_file(Path("run")):
+        raise RunError("it tells all there is to know.")
+    assert not hasattr(told.value, "__notes__")
+    with pytest.raises(KeyError) as untold, runs.crash_file(Path("run")):
+        raise KeyError("x")
+    assert untold.value.__notes__ == ["The traceback could not be written to run/error.txt."]
+
+
 def test_a_crash_leaves_its_traceback_in_the_run_folder(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="boom") as caught, runs.crash_file(tmp_path):
         raise RuntimeError("boom")
@@ -272,12 +293,29 @@ def test_a_run_that_a_full_disk_ended_says_so_though_no_report_fits_either(
     def full(folder: Path) -> Path:
         raise OSError(28, "No space left on device")
 
+    write_run(tmp_path / "mine")
     monkeypatch.setattr(report, "write", full)
-    reason = "failed: Cannot write the ledger: No space left on device."
+    reason = "failed: Cannot write the ledger: No space left. Next: free space, then go on."
     ending = Ending(reason=reason, step=3, account=Account().stats())
-    with pytest.raises(RunError, match="after step 3: Cannot write the ledger"):
-        train._conclude(tmp_path, ending)
-    assert "No report: [Errno 28]" in capsys.readouterr().err
+    with pytest.raises(RunError) as caught:
+        train._conclude(tmp_path / "mine", ending)
+    assert caught.value.message == (
+        "the run failed after step 3: Cannot write the ledger: No space left."
+    )
+    assert caught.value.next_step == "free space, then go on: posttrain train --resume mine"
+    assert "mine cannot be written: No space left on device." in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_is_told_below_its_table(
+    posttrain: Callable[..., Said], tmp_path: Path
+) -> None:
+    """It was an internal error."""
+    write_run(tmp_path / "runs" / "first")
+    (tmp_path / "runs/first/report").write_text("in the way")
+    code, told, said = posttrain("report", "first")
+    assert code == 3
+    assert "5 of 6 trained domains improved" in told
+    assert "first cannot be written: File exists." in said
 
 
 def test_a_new_run_never_takes_the_folder_of_another(

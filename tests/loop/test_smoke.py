@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import SafetensorError
 
 from posttrain.core import events
-from posttrain.core.errors import ConfigError, LedgerError, UsageError
+from posttrain.core.errors import ConfigError, LedgerError, PreflightError, UsageError
 from posttrain.loop import wiring
 from posttrain.loop.driver import Ending
 from posttrain.loop.past import fold
@@ -130,3 +131,27 @@ def test_every_preset_fits_the_settings(preset: str) -> None:
     chosen = settings(preset=preset)
     assert chosen.run.name == preset
     assert wiring.plan_of(chosen).phases[1].steps == chosen.rl.steps
+
+
+def test_a_model_cut_off_in_the_middle_is_made_again_and_never_taken_for_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk its configuration was there without its weights, and no resume could begin."""
+    from posttrain.engine import model as models
+
+    chosen = settings("sft.steps=0", "rl.steps=0", "evals.at=[]")
+    make = models.random_model
+
+    def cut(directory: Path, **options: Any) -> None:
+        make(directory, **options)
+        (directory / "model.safetensors").unlink()
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(models, "random_model", cut)
+    with pytest.raises(PreflightError, match="cannot be written: I/O error: No space left"):
+        asyncio.run(trained(tmp_path, chosen))
+    assert not (tmp_path / "model").exists()
+    (tmp_path / ".model-killed").mkdir()
+    monkeypatch.setattr(models, "random_model", make)
+    assert asyncio.run(trained(tmp_path, chosen))[0].reason == "done"
+    assert not list(tmp_path.glob(".model*"))
