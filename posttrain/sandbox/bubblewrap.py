@@ -2,8 +2,9 @@
 
 A lease is a capped disk in the holder and, from its first command on, live namespaces over it that
 bubblewrap made; commands enter them from outside, so no process inside serves the next one. Not for
-hostile code with kernel exploits: the kernel is shared. The one thing that must stay true: whatever happens inside,
-a call ends in its result or in `SandboxError`, and after `close` nothing of a lease is left.
+hostile code with kernel exploits: the kernel is shared. The one thing that must stay true: whatever
+happens inside, a call ends in its result or in `SandboxError`, and after `close` nothing of a lease
+is left.
 """
 
 from __future__ import annotations

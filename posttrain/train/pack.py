@@ -55,7 +55,7 @@ class Tree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One trained token."""
+    """One trained token; `version`: the oldest weights that had part in it, its context's too."""
 
     place: int
     """Input position that predicts it: in the tree while packing, in the micro-batch after."""
@@ -63,7 +63,6 @@ class Target:
     behaviour: float
     """Log-probability it was sampled with."""
     version: int
-    """Oldest weights that had part in it: its own, and those its context was computed with."""
     advantage: float
     weight: float
     sequence: int
