@@ -237,6 +237,7 @@ class Holder:
 
     async def _seal(self, lease: Lease) -> None:
         await self._end_runs(lease)
+        os.fchmod(lease.workspace, _ENTERABLE)
         workspace.sweep(lease.workspace)
         flags = kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
         try:
