@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from posttrain.core.toml import KeyPath, dotted
 
+_ALIKE = 0.6
 _SHOWN = 12
 """Most names of a section that one message lists."""
 
@@ -58,6 +59,8 @@ def hint(model: type[BaseModel], path: KeyPath) -> str:
     >>> Run = create_model("Run", train=(Train, Train()))
     >>> hint(Run, ("train", "num-epochs"))
     "; did you mean 'train.num_epochs'?"
+    >>> hint(Run, ("trane", "num_epochs"))
+    "; did you mean 'train.num_epochs'?"
     >>> hint(Run, ("num_epochs",))
     "; it belongs to section [train]: 'train.num_epochs'"
     """
@@ -69,12 +72,15 @@ def hint(model: type[BaseModel], path: KeyPath) -> str:
     for candidate in siblings:
         if _plain(candidate[-1]) == wanted:
             return f"; did you mean '{dotted(candidate)}'?"
-    for candidate in others:
-        if _plain(candidate[-1]) == wanted:
-            place = dotted(candidate[:-1])
-            where = f"section [{place}]" if place else "the top level"
-            return f"; it belongs to {where}: '{dotted(candidate)}'"
-    near = _closest(names, siblings, 0.6) or _closest(names, others, 0.75)
+    same = [path for path in others if _plain(path[-1]) == wanted]
+    if same:
+        path = max(same, key=lambda path: _likeness(dotted(names), dotted(path)))
+        if not siblings and _likeness(dotted(names[:-1]), dotted(path[:-1])) >= _ALIKE:
+            return f"; did you mean '{dotted(path)}'?"
+        place = dotted(path[:-1])
+        where = f"section [{place}]" if place else "the top level"
+        return f"; it belongs to {where}: '{dotted(path)}'"
+    near = _closest(names, siblings, _ALIKE) or _closest(names, others, 0.75)
     if near:
         return f"; did you mean '{dotted(near)}'?"
     return _listing(names[:-1], siblings or [key.path for key in settings if len(key.path) == 1])

@@ -11,6 +11,7 @@ width, _H query heads, _K key-value heads, _D head width, _V vocabulary.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,12 @@ from torch import nn
 from torch.nn import functional
 
 from posttrain.core.errors import CheckpointError
+
+_COMPANIONS = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
+    "chat_template*", "generation_config.json",
+)  # fmt: skip
+"""Files that make a directory of weights a model that others can use."""
 
 
 class Attend(Protocol):
@@ -282,7 +289,8 @@ def fused_tensors(
 
 
 def write_pretrained(model: Any, directory: Path) -> None:
-    """Config and safetensors of anything with `config`, `dtype` and `named_views`.
+    """Config and safetensors of anything with `config`, `dtype` and `named_views`, and beside them
+    the tokenizer of the model it was loaded from.
 
     Raises:
         CheckpointError: the directory cannot be written.
@@ -294,6 +302,10 @@ def write_pretrained(model: Any, directory: Path) -> None:
         config.save_pretrained(directory)
         tensors = {name: view.contiguous() for name, view in model.named_views().items()}
         save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+        source = Path(model.config.name_or_path or directory)
+        for companion in (path for pattern in _COMPANIONS for path in source.glob(pattern)):
+            if companion.parent != directory:
+                shutil.copyfile(companion, directory / companion.name)
     except OSError as error:
         raise CheckpointError(
             f"cannot write the model to {directory}: {error}.", "free space or choose another place"

@@ -195,13 +195,23 @@ def account_of(ledger: Iterable[events.LedgerEvent]) -> Account:
 def _watched(
     evaluations: Iterable[Note], config: Mapping[str, Any], account: Account
 ) -> frozenset[str]:
-    """Evaluated domains that were neither named for training nor ever drawn."""
-    patterns = [str(each["name"]) for each in config.get("domains", {}).get("train", ())]
+    """Evaluated domains that were named for watching, and others that were neither named for
+    training nor ever drawn. A domain of a file is named by its path, which says nothing here.
+    """
+
+    def named(section: str) -> list[str]:
+        return [str(each["name"]) for each in config.get("domains", {}).get(section, ())]
+
+    def among(name: str, patterns: Iterable[str]) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+    train, watch = named("train"), named("watch")
+    from_files = any(Path(pattern).suffix in (".py", ".toml", ".json") for pattern in train)
     evaluated = {name for note in evaluations for name in note.data["domains"]}
     return frozenset(
         name
         for name in evaluated - account.drawn
-        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        if among(name, watch) or not (from_files or among(name, train))
     )
 
 

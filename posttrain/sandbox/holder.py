@@ -282,18 +282,22 @@ async def attend(connection: socket.socket, holder: Holder) -> None:
     decoder, tasks = wire.Decoder(), set()
 
     async def answer(frame: wire.Frame) -> None:
+        number = frame.head["id"]
         try:
             head, body = await holder.serve(frame.head, frame.body)
+            data = wire.encode({**head, "id": number}, body)
         except OSError as error:
-            head, body = {"errno": error.errno, "error": str(error)}, b""
+            data = wire.encode({"id": number, "errno": error.errno, "error": str(error)})
         except SandboxError as error:
-            head, body = {"error": error.message, "next_step": error.next_step}, b""
+            told = {"error": error.message, "next_step": error.next_step}
+            data = wire.encode({"id": number, **told})
         except Exception as error:  # The boundary of this process: every request is answered.
-            head, body = {"error": f"{type(error).__name__}: {error}", "next_step": ""}, b""
-        writer.write(wire.encode({**head, "id": frame.head["id"]}, body))
+            told = {"error": f"{type(error).__name__}: {error}", "next_step": ""}
+            data = wire.encode({"id": number, **told})
+        writer.write(data)
 
-    while data := await reader.read(1 << 18):
-        for frame in decoder.feed(data):
+    while received := await reader.read(1 << 18):
+        for frame in decoder.feed(received):
             task = asyncio.ensure_future(answer(frame))
             tasks.add(task)
             task.add_done_callback(tasks.discard)

@@ -125,7 +125,7 @@ def test_the_number_1e_minus_5_is_read_as_a_number(tmp_path: Path) -> None:
         ("learning_rate = 1.0", "learning_rate", 1, "section [train]: 'train.learning_rate'"),
         ("[optim]\nnum_epochs = 1", "optim.num_epochs", 2, "it belongs to section [train]"),
         ("[train]\nseed = 1", "train.seed", 2, "it belongs to the top level: 'seed'"),
-        ("[trian]\nnum_epochs = 1", "trian.num_epochs", 2, "it belongs to section [train]"),
+        ("[trian]\nnum_epochs = 1", "trian.num_epochs", 2, "did you mean 'train.num_epochs'?"),
         ("zzzz = 1", "zzzz", 1, "the top level knows: domains, name, "),
         (
             "[[domains]]\nname = 'a'\n[[domains]]\nname = 'b'\nwieght = 1.0",

@@ -75,6 +75,8 @@ def test_a_saved_model_is_read_back_by_transformers_and_by_us(family, tmp_path):
     torch.testing.assert_close(by_transformers(tmp_path / "b"), run(decoder), atol=2e-5, rtol=1e-5)
     again = load(tmp_path / "b", dtype=torch.float32)
     torch.testing.assert_close(run(again), run(decoder), atol=0, rtol=0)
+    text = "its tokenizer came along"
+    assert load_tokenizer(tmp_path / "b")(text) == load_tokenizer(tmp_path / "a")(text)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gpt_neox"])
