@@ -50,7 +50,7 @@ def main(quick: bool) -> dict[str, Any]:
         prompts=4 if quick else 16,
         group=8,
         max_tokens=8,
-        steps=3 if quick else 6,
+        steps=3 if quick else 4,
     )
     threads.configure()
     return compare(job, only="bf16-micro-32" if quick else None)
