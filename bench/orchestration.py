@@ -24,8 +24,9 @@ from transformers import PreTrainedTokenizerFast
 
 from posttrain.core import codec
 from posttrain.core.clock import RealClock
+from posttrain.core.containment import ExecResult, Sealed
 from posttrain.core.events import Note
-from posttrain.core.ports import AttemptRequest, ExecResult, SampleRequest, Sealed
+from posttrain.core.ports import AttemptRequest, SampleRequest
 from posttrain.core.task import Description, Limits, Place, Task, Tool
 from posttrain.core.trajectory import AttemptKey, FinishReason, Sampled, Sampling, Trajectory
 from posttrain.core.verdict import Component, Outcome, Verdict

@@ -26,9 +26,10 @@ FLOORS = {
 }  # fmt: skip
 
 PURE = {
-    "core": "task trajectory verdict events ports errors config seeds clock codec keys toml",
+    "core": "task trajectory verdict events ports containment errors config seeds clock codec keys "
+    "toml",
     "engine": "request blocks radix batcher speculate",
-    "sandbox": "spec pool limits",
+    "sandbox": "spec pool moves demand lines limits egress",
     "schedule": "lanes staleness budget affinity stragglers device account",
     "observe": "statistics cost",
     "domains": "domain catalogue mixture epochs",
@@ -42,7 +43,7 @@ PURE = {
 }
 """Files marked ◇; those that do not exist yet are checked once they do."""
 
-DECLARES_ASYNC = {"core/ports.py", "core/clock.py"}
+DECLARES_ASYNC = {"core/containment.py", "core/ports.py", "core/clock.py"}
 """Protocols with `async def`, and the clock that sleeps for everybody else."""
 
 READS_FILES = {"core/config.py"}

@@ -147,8 +147,9 @@ def check_sandbox() -> Iterator[Finding]:
         return
     able = probe.abilities
     found = (
-        f"bubblewrap {able.version} ({able.source}) as user {able.uid}; "
-        f"seccomp {'on' if able.seccomp else 'off'}; limits for each {able.limits}"
+        f"bubblewrap {able.version} ({able.source}, sha256 {able.sha256[:16]}) as user "
+        f"{able.uid}; seccomp {'on' if able.seccomp else 'off'}; limits for each {able.limits}; "
+        f"snapshots {'shared' if able.shares else 'copied: the kernel cannot share layers'}"
     )
     yield Finding(name="sandbox", status=Status.OK, found=found)
 

@@ -74,6 +74,8 @@ def _read(kind: Any, value: Any) -> Any:
     if origin in (Union, types.UnionType):
         return _read_union(arguments, value)
     if origin is tuple:
+        if isinstance(value, str):  # it would become a tuple of letters
+            raise TypeError(f"wanted a list, got str: {value!r:.80}")
         return tuple(_read(arguments[0], item) for item in value)
     if origin is not None and issubclass(origin, Mapping):
         return {key: _read(arguments[1], item) for key, item in value.items()}

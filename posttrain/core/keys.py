@@ -74,7 +74,7 @@ def hint(model: type[BaseModel], path: KeyPath) -> str:
             return f"; did you mean '{dotted(candidate)}'?"
     same = [path for path in others if _plain(path[-1]) == wanted]
     if same:
-        path = max(same, key=lambda path: _likeness(dotted(names), dotted(path)))
+        path = max(same, key=lambda path: _likeness(dotted(names[:-1]), dotted(path[:-1])))
         if not siblings and _likeness(dotted(names[:-1]), dotted(path[:-1])) >= _ALIKE:
             return f"; did you mean '{dotted(path)}'?"
         place = dotted(path[:-1])

@@ -7,14 +7,14 @@ class of another part.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
+from posttrain.core.containment import Sealed
 from posttrain.core.events import LedgerEvent, Note
-from posttrain.core.task import Entry, Environment, Isolation, Json, Lane, Message, Oracle, Task
+from posttrain.core.task import Json, Lane, Message, Oracle, Task
 from posttrain.core.trajectory import AttemptKey, Group, Row, Sampled, Sampling, Trajectory
 from posttrain.core.verdict import Verdict
 
@@ -89,116 +89,6 @@ class WeightSink(Protocol):
 
     async def publish(self, *, version: int, parent: int) -> None:
         """Make the trainer's current weights the engine's version `version`."""
-        ...
-
-
-# --- sandbox ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecResult:
-    """What a command in a sandbox did."""
-
-    exit_code: int | None
-    """None: it was killed from outside, at its time limit for one. As in a shell, 128 + n: signal n
-    ended it; 127: it was not found; 126: it could not be started.
-    """
-    stdout: str
-    stderr: str
-    timed_out: bool = False
-    truncated: bool = False
-    """Output passed the cap; head and tail were kept."""
-    duration_s: float = 0.0
-
-
-class Sealed(Protocol):
-    """The file system an attempt left: processes ended, read-only, outliving the sandbox."""
-
-    async def read(self, path: str, *, max_bytes: int) -> bytes | None:
-        """Bytes of a regular file of the workspace, at most `max_bytes`; None where there is no
-        such regular file. Links are never followed, in any component of the path.
-        """
-        ...
-
-    async def entries(self, *, max_entries: int) -> tuple[Entry, ...]:
-        """Everything in the workspace but its root, in no order, at most `max_entries`. Links are
-        listed and never followed.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Let the layer go; idempotent."""
-        ...
-
-
-class Sandbox(Protocol):
-    """A leased sandbox. Its workspace is the working directory of every command."""
-
-    async def exec(
-        self, argv: Sequence[str], *, timeout_s: float | None = None, stdin: bytes = b""
-    ) -> ExecResult:
-        """Run a command to its end or its time limit. Processes that it leaves behind run on until
-        the sandbox ends; one that meets its time limit takes all of the sandbox's processes along,
-        `setsid` children included, and files alone remain.
-
-        Raises:
-            SandboxError: the sandbox itself was lost (never for what the command did).
-        """
-        ...
-
-    async def read(self, path: str, *, max_bytes: int) -> bytes | None:
-        """As `Sealed.read`."""
-        ...
-
-    async def write(self, path: str, data: bytes) -> None:
-        """Write a file of the workspace, making its folders.
-
-        Raises:
-            OSError: the disk is full or something is in the way (the policy's doing).
-        """
-        ...
-
-    async def seal(self) -> Sealed:
-        """End every process and make the workspace read-only; the sandbox is closed thereby."""
-        ...
-
-    async def close(self) -> None:
-        """Kill everything and let it go; idempotent, shielded from cancellation."""
-        ...
-
-
-class Sandboxes(Protocol):
-    """A source of sandboxes."""
-
-    @property
-    def isolation(self) -> Isolation:
-        """The level every sandbox of this source has."""
-        ...
-
-    def lease(
-        self, environment: Environment, *, beside: Sealed | None = None
-    ) -> AbstractAsyncContextManager[Sandbox]:
-        """A fresh sandbox with the environment's files laid and its set-up run; with `beside`, a
-        sealed workspace mounted read-only at `/artefacts` (never as its root).
-
-        Raises:
-            IsolationError: the environment requires a higher level than this source has.
-            SandboxError: it could not be made.
-        """
-        ...
-
-
-class Workers(Protocol):
-    """Killable processes that run *our* code on untrusted or unreliable input (generators,
-    scorers, mathematics). `function` is `module:name`; arguments and result are JSON values.
-    """
-
-    async def call(self, function: str, *arguments: Json, timeout_s: float) -> Json:
-        """The function's result.
-
-        Raises:
-            WorkerError: it raised, died, ran out of time or answered with no JSON value.
-        """
         ...
 
 

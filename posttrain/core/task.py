@@ -8,13 +8,16 @@ policy's processes can read it.
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from posttrain.core import seeds
+from posttrain.core.errors import UsageError
 
 Json = Any
 """A value that `json.dumps` can write: the only kind of value a task may carry."""
@@ -215,6 +218,92 @@ class Isolation(StrEnum):
         return list(Isolation).index(self)
 
 
+_LABEL = "[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_NAME = re.compile(rf"(?:{_LABEL}\.)+(?![0-9]){_LABEL}")
+_TARGET = re.compile(r"(?:\[(?P<inside>[^\]]+:[^\]]*)\]|(?P<host>[^:]+)):(?P<port>[1-9][0-9]{0,4})")
+
+
+def is_host(text: str) -> bool:
+    """Whether a host is written in the one spelling in which hosts are compared: a name of two or
+    more labels in lower-case ASCII (IDNA, RFC 5890) without a final dot, or an address as
+    `ipaddress` prints it. A last label that begins with a digit is none: libraries take it for a
+    number of an address.
+
+    >>> is_host("api.example.org"), is_host("Example.org"), is_host("192.0.2.1"), is_host("0x7f.1")
+    (True, False, True, False)
+    """
+    if _NAME.fullmatch(text[:254]):
+        return len(text) <= 253
+    try:
+        return "%" not in text and str(ipaddress.ip_address(text)) == text
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """What of the outside an attempt's commands may reach, through a proxy; by default nothing.
+
+    Private, loopback, link-local and metadata addresses stay out of reach in every case.
+
+    >>> Network(allow=("a.example.org:443", "*.example.org:80")).targets
+    (('a.example.org', 443), ('*.example.org', 80))
+
+    Raises:
+        UsageError: `allow` holds something other than `host:port`, or stands beside `open`.
+    """
+
+    allow: tuple[str, ...] = ()
+    """`host:port` each: a name in lower-case ASCII, an address (IPv6 in brackets), or
+    `*.example.org` for every name below `example.org`, though not `example.org` itself.
+    """
+    open: bool = False
+    """Every public host and port. Never a default: whoever wants it writes it."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.allow, tuple):
+            raise UsageError(
+                f"wanted a tuple of 'host:port' as network.allow, got {self.allow!r:.80}.",
+                next_step='write it as a list, allow = ["a.example.org:443"].',
+            )
+        for entry in self.allow:
+            if not isinstance(entry, str) or not _is_entry(entry):
+                raise UsageError(
+                    f"wanted 'host:port' in network.allow, got {entry!r:.80}.",
+                    next_step="write a lower-case name as 'example.org:443' or '*.example.org:443' "
+                    "(international ones in their xn-- form, none with a final dot), or an address "
+                    "in its usual form, as '[2001:db8::1]:443'; the port is 1 to 65535.",
+                )
+        if self.open and self.allow:
+            raise UsageError(
+                f"network.open allows every public host, network.allow lists {self.allow[0]!r}.",
+                next_step="keep one of the two; the list is the safer one.",
+            )
+
+    @property
+    def reaches_out(self) -> bool:
+        """Whether anything outside may be reached."""
+        return self.open or bool(self.allow)
+
+    @property
+    def targets(self) -> tuple[tuple[str, int], ...]:
+        """Host, without brackets, and port of every entry."""
+        return tuple(_split(entry) for entry in self.allow)
+
+
+def _split(entry: str) -> tuple[str, int]:
+    """Host and port of a well-formed entry; ("", 0) of any other."""
+    match = _TARGET.fullmatch(entry)
+    return (match["inside"] or match["host"], int(match["port"])) if match else ("", 0)
+
+
+def _is_entry(entry: str) -> bool:
+    host, port = _split(entry)
+    if host.startswith("*."):
+        return port <= 65_535 and _NAME.fullmatch(host[2:]) is not None and len(host) <= 253
+    return port <= 65_535 and is_host(host)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
     """Where an attempt's tools run, as a value; files are laid before it starts."""
@@ -224,11 +313,18 @@ class Environment:
     """Workspace-relative path → text content."""
     setup: tuple[str, ...] = ()
     """Shell commands run once in the workspace after the files are laid."""
+    read_only: tuple[str, ...] = ()
+    """Paths of the workspace that commands can read and not change, from the set-up on."""
+    hidden: tuple[str, ...] = ()
+    """Paths that commands find empty: of the workspace from the set-up on, and, where absolute, of
+    the system.
+    """
     memory_bytes: int = 512 << 20
     disk_bytes: int = 64 << 20
     max_processes: int = 64
     exec_timeout_s: float = 10.0
     max_output_bytes: int = 16_384
+    network: Network = field(default_factory=Network)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 Names come from an explicit table of families, from the entry-point group `posttrain.domains`, and
 from paths: `file.py:NAME` or a task set `file.toml`. Looking a name up imports no domain of others
 and reads no file. The one thing that must stay true: code of a domain runs only in the functions
-of the last section, which are called through `core.ports.Workers`, never in the loop's process.
+of the last section, which are called through `containment.Workers`, never in the loop's process.
 """
 
 from __future__ import annotations

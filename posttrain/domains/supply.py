@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from posttrain.core import codec
+from posttrain.core.containment import Workers
 from posttrain.core.errors import DomainError, UsageError, WorkerError
-from posttrain.core.ports import Workers
 from posttrain.core.task import Json, Oracle, Task
 from posttrain.domains import catalogue, mixture
 from posttrain.domains.catalogue import DomainSpec

@@ -11,8 +11,10 @@
     oracle = { answer = "42" }
 
 A task for a sandbox has `executor = "tools"`, `tools = ["shell"]`, an `environment`, `artefacts`
-and `oracle = { commands = ["…"] }`. The reader opens no file. The one thing that must stay true: an
-unknown key is refused with the nearest right one, never ignored.
+and `oracle = { commands = ["…"] }`. It reaches no network unless its environment lists hosts with
+their ports, `network = { allow = ["a.example.org:443", "*.example.org:80"] }`, or opens it to every
+public one, `network = { open = true }`. The reader opens no file. The one thing that must stay
+true: an unknown key is refused with the nearest right one, never ignored.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from posttrain.core.task import (
     Environment,
     Json,
     Limits,
+    Network,
     Oracle,
     OracleTurn,
     Task,
@@ -144,13 +147,21 @@ def task_from_toml(tree: Json, *, domain: str, where: str) -> Item:
         "checks": _records(Check, tree["checks"], f"{where}, checks"),
         "artefacts": _records(Artefact, tree.get("artefacts", []), f"{where}, artefacts"),
     }
-    for key, kind in (("environment", Environment), ("limits", Limits)):
-        if key in tree:
-            value[key] = codec.to_json(_record(kind, tree[key], f"{where}, {key}"))
+    if "environment" in tree:
+        environment = _environment(tree["environment"], f"{where}, environment")
+        value["environment"] = codec.to_json(environment)
+    if "limits" in tree:
+        value["limits"] = codec.to_json(_record(Limits, tree["limits"], f"{where}, limits"))
     task = _record(Task, value, where)
     if task.level < 0:
         raise ConfigError(f"{where}: wanted a level of 0 or more, got {task.level}.")
     return Item(task=task, oracle=_oracle(tree["oracle"], f"{where}, oracle"))
+
+
+def _environment(value: Json, where: str) -> Environment:
+    if isinstance(value, Mapping) and "network" in value:
+        _record(Network, value["network"], f"{where}, network")
+    return _record(Environment, value, where)
 
 
 def _tool(value: Json, where: str) -> Json:

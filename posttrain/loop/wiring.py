@@ -13,14 +13,15 @@ import hashlib
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from posttrain.core import seeds
 from posttrain.core.clock import RealClock
+from posttrain.core.containment import Sandboxes
 from posttrain.core.errors import ConfigError, DomainError, LedgerError, UsageError
 from posttrain.core.events import Note
-from posttrain.core.ports import Clock, Executor, Policy, Recorder, Sandboxes, Work
+from posttrain.core.ports import Clock, Executor, Policy, Recorder, Work
 from posttrain.core.trajectory import Sampling
 from posttrain.domains.catalogue import DomainSpec
 from posttrain.domains.mixture import Key
@@ -50,6 +51,9 @@ from posttrain.rollout.render import Renderer
 from posttrain.rollout.tokenizer import TransformersTokenizer
 from posttrain.rollout.toolloop import ToolExecutor
 from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
+from posttrain.sandbox.egress import Exchange
+from posttrain.sandbox.pool import PoolSettings
+from posttrain.sandbox.pooled import PooledSandboxes, room
 from posttrain.sandbox.worker import ProcessWorkers
 from posttrain.verify.kinds import Tools
 from posttrain.verify.stack import Stack
@@ -227,7 +231,7 @@ async def open_run(
             journal.write(Note(kind="warning", data={"message": message}))
         model = load_model(config, directory)
         stack.enter_context(model.engine)
-        world = await _world(config, model, stack)
+        world = await _world(config, model, journal, stack)
         yield Run(config, directory, records=records, past=past, model=model, world=world)
 
 
@@ -241,7 +245,7 @@ async def open_examiner(*, processes: int) -> AsyncIterator[tuple[Supply, Examin
     async with AsyncExitStack() as stack:
         makers = await stack.enter_async_context(ProcessWorkers(processes=processes))
         others = await stack.enter_async_context(ProcessWorkers(processes=processes))
-        sandboxes = await stack.enter_async_context(BubblewrapSandboxes())
+        _, sandboxes = await _sandboxes(stack, clock)
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         tokenizer = models.load_tokenizer(models.random_model(Path(folder) / "model"))
         renderer = Renderer(TransformersTokenizer(tokenizer))
@@ -274,12 +278,14 @@ def _heldout(
     )
 
 
-async def _world(config: RunConfig, model: Model, stack: AsyncExitStack) -> World:
+async def _world(
+    config: RunConfig, model: Model, journal: FileJournal, stack: AsyncExitStack
+) -> World:
     """Workers, sandboxes, domains, executors and the verifier."""
     clock, domains = RealClock(), config.domains
     makers = await stack.enter_async_context(ProcessWorkers(processes=config.sandbox.workers))
     scorers = await stack.enter_async_context(ProcessWorkers(processes=config.sandbox.workers))
-    sandboxes = await stack.enter_async_context(BubblewrapSandboxes())
+    source, sandboxes = await _sandboxes(stack, clock, journal)
     supply = Supply(makers, timeout_s=domains.task_timeout_s, heldout_share=domains.heldout_share)
     train_keys = await _keys(supply, domains.train)
     watch_keys = await _keys(supply, domains.watch)
@@ -291,7 +297,7 @@ async def _world(config: RunConfig, model: Model, stack: AsyncExitStack) -> Worl
         root_seed=config.run.seed,
         max_context_tokens=model.decoder.shape.max_context,
     )
-    sandboxed = await _sandboxed([*train_keys, *watch_keys], supply, sandboxes)
+    sandboxed = await _sandboxed([*train_keys, *watch_keys], supply, source)
     verifier = Stack(Tools(clock=clock, workers=scorers, sandboxes=sandboxes))
 
     executors = _executors(model.renderer, clock, sandboxes)
@@ -317,6 +323,20 @@ async def _world(config: RunConfig, model: Model, stack: AsyncExitStack) -> Worl
         tasks=tasks,
         sandboxed=sandboxed,
     )
+
+
+async def _sandboxes(
+    stack: AsyncExitStack, clock: Clock, journal: FileJournal | None = None
+) -> tuple[BubblewrapSandboxes, PooledSandboxes]:
+    """The driver, and the one pool over it for attempts and checks; requests are journaled."""
+
+    def tell(exchange: Exchange) -> None:
+        if journal is not None:
+            journal.write(Note(kind="network", data=asdict(exchange)))
+
+    source = await stack.enter_async_context(BubblewrapSandboxes(tell=tell))
+    pool = PooledSandboxes(source, clock, PoolSettings(max_alive=room()))
+    return source, await stack.enter_async_context(pool)
 
 
 def _executors(
@@ -353,7 +373,7 @@ def _refuse_overlap(train: Sequence[Key], watch: Sequence[Key], anchor: Sequence
 
 
 async def _sandboxed(
-    keys: Sequence[Key], supply: Supply, sandboxes: BubblewrapSandboxes
+    keys: Sequence[Key], supply: Supply, source: BubblewrapSandboxes
 ) -> frozenset[str]:
     """The domains whose tasks run in a sandbox; that one can be made here is tried before any
     work. A domain that cannot make a task is left to the loop, which quarantines it.
@@ -368,7 +388,7 @@ async def _sandboxed(
             if task.environment is not None:
                 found.add(key.domain)
     if found:
-        await sandboxes.abilities()
+        await source.abilities()
     return frozenset(found)
 
 

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from posttrain.core.containment import Sealed
 from posttrain.core.errors import nearest
-from posttrain.core.ports import Attempted, AttemptRequest, Clock, Executor, Sealed, Verifier
+from posttrain.core.ports import Attempted, AttemptRequest, Clock, Executor, Verifier
 from posttrain.core.trajectory import AttemptKey, Group, Trajectory
 from posttrain.core.verdict import Outcome, StopReason
 from posttrain.rollout.drive import story

@@ -10,16 +10,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 
+from posttrain.core.containment import Sandbox, Sandboxes, Sealed
 from posttrain.core.errors import DomainError
-from posttrain.core.ports import (
-    Attempted,
-    AttemptRequest,
-    Clock,
-    Policy,
-    Sandbox,
-    Sandboxes,
-    Sealed,
-)
+from posttrain.core.ports import Attempted, AttemptRequest, Clock, Policy
 from posttrain.core.task import ArtefactKind, Environment, Json, Task, ToolCall
 from posttrain.rollout import tools
 from posttrain.rollout.attempt import Attempt

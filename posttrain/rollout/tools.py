@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from posttrain.core.containment import ExecResult
 from posttrain.core.errors import nearest
-from posttrain.core.ports import ExecResult
 from posttrain.core.task import Json, Tool, ToolCall
 from posttrain.rollout.text import clean_value, head
 

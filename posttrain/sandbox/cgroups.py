@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from posttrain.sandbox import limits
 from posttrain.sandbox.limits import CgroupPlace
 
 _PREFIX = "posttrain-"
@@ -44,7 +45,9 @@ def _make_top(place: CgroupPlace, top: CgroupPlace, owner: int) -> None:
     for folder in top.folders:
         os.mkdir(folder)
         os.chown(folder, owner, owner)
-    if top.version == 2:
+    if top.version == 1:  # Counting socket buffers is switched on here, not with every lease.
+        _set_existing(top.further_settings(memory_bytes=-1))
+    else:
         Path(top.memory, "cgroup.subtree_control").write_text("+memory +pids")
         os.chown(f"{top.memory}/cgroup.procs", owner, owner)
         os.mkdir(f"{top.memory}/{_HOLDER}")
@@ -60,12 +63,49 @@ def make_lease(top: CgroupPlace, name: str, *, memory_bytes: int, max_processes:
     settings = group.settings(memory_bytes=memory_bytes, max_processes=max_processes)
     for file, text in settings.items():
         Path(file).write_text(text)
+    _set_existing(group.further_settings(memory_bytes=memory_bytes))
+
+
+def _set_existing(settings: Mapping[str, str]) -> None:
+    for file, text in settings.items():
+        if os.path.exists(file):
+            Path(file).write_text(text)
 
 
 def enter(group: CgroupPlace, pid: int) -> None:
     """Move a process into a group; what it starts later is born there."""
     for folder in group.folders:
         Path(folder, "cgroup.procs").write_text(str(pid))
+
+
+def oom_kills(group: CgroupPlace) -> int:
+    """How many processes of a group were killed for want of memory so far."""
+    try:
+        return limits.oom_kills(Path(group.deaths).read_text())
+    except OSError:
+        return 0
+
+
+def usage(group: CgroupPlace) -> tuple[int, int]:
+    """Bytes of memory and processes in use, the usher included.
+
+    Raises:
+        OSError: it could not be read.
+    """
+    memory, processes = (int(Path(file).read_text()) for file in group.usage)
+    return memory, processes
+
+
+@contextlib.contextmanager
+def barren(group: CgroupPlace) -> Iterator[None]:
+    """For a moment nothing is born in a group: forks fail, as at its limit."""
+    file = Path(group.pids, "pids.max")
+    before = file.read_text()
+    file.write_text("0")
+    try:
+        yield
+    finally:
+        file.write_text(before)
 
 
 def remove(group: CgroupPlace, *, patience_s: float = 0.0) -> None:

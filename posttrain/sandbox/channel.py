@@ -14,13 +14,17 @@ import itertools
 import os
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from posttrain.core.errors import SandboxError
 from posttrain.sandbox import wire
 
 Answer = concurrent.futures.Future[wire.Frame]
+Listener = Callable[[str, bytes], None]
+_MOST_FILES = 16
 _SEND_HERE_BYTES = 1 << 16
 """Larger requests are sent from a thread, since sending them may block."""
 
@@ -35,6 +39,7 @@ class Channel:
         self._numbers = itertools.count(1)
         self._lock, self._send_lock = threading.Lock(), threading.Lock()
         self._waiting: dict[int, Answer] = {}
+        self._listeners: dict[int, Listener] = {}
         self._loss: SandboxError | None = None
         self.greeting = self._expect(0)
         self._thread = threading.Thread(
@@ -61,6 +66,16 @@ class Channel:
         """A number for a request, and where its answer will be."""
         number = next(self._numbers)
         return number, self._expect(number)
+
+    def listen(self, number: int, listener: Listener) -> None:
+        """Tell the listener, on the running loop, what comes ahead of a request's answer."""
+        loop = asyncio.get_running_loop()
+
+        def tell(name: str, data: bytes) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(listener, name, data)
+
+        self._listeners[number] = tell
 
     async def send(self, number: int, head: Mapping[str, Any], body: bytes = b"") -> None:
         """Send a request; a small one is sent when this first yields."""
@@ -121,11 +136,24 @@ class Channel:
             self._socket.close()
 
     def _listen(self) -> None:
-        decoder = wire.Decoder()
-        while data := self._socket.recv(1 << 18):
+        decoder, files = wire.Decoder(), deque[int]()
+        while True:
+            data, came, _, _ = socket.recv_fds(self._socket, 1 << 18, _MOST_FILES)
+            files += came
+            if not data:
+                return
             for frame in decoder.feed(data):
+                number = frame.head["id"]
+                frame = replace(
+                    frame, files=tuple(files.popleft() for _ in range(frame.head.get("files", 0)))
+                )
+                if "part" in frame.head:
+                    if number in self._listeners:
+                        self._listeners[number](frame.head["part"], frame.body)
+                    continue
+                self._listeners.pop(number, None)
                 with self._lock:
-                    answer = self._waiting.pop(frame.head["id"], None)
+                    answer = self._waiting.pop(number, None)
                 if answer is not None:
                     with contextlib.suppress(concurrent.futures.InvalidStateError):
                         answer.set_result(frame)

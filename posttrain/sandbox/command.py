@@ -8,13 +8,14 @@ limit or a `kill` ended has left no process, `setsid` children included.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from posttrain.core.containment import ExecResult
 from posttrain.core.errors import SandboxError
-from posttrain.core.ports import ExecResult
 from posttrain.sandbox import usher
 from posttrain.sandbox.limits import Clip
 from posttrain.sandbox.live import Live
@@ -33,19 +34,33 @@ class Command:
     cap_bytes: int
     """Of each output stream."""
     limits: Mapping[str, int]
+    variables: Mapping[str, str]
+    """On top of those that every command has."""
 
 
 class Run:
-    """A command that is being run; `kill` may be called at any time."""
+    """A command that is being run; `kill`, `freeze` and `thaw` may be called at any time."""
 
-    def __init__(self, command: Command) -> None:
+    def __init__(
+        self, command: Command, *, listen: Callable[[str, bytes], None] | None = None
+    ) -> None:
         self._command = command
+        self._listen = listen
         self._stopped = asyncio.Event()
+        self._watch = Stopwatch(command.timeout_s)
         self._out, self._err = Clip(command.cap_bytes), Clip(command.cap_bytes)
 
     def kill(self) -> None:
         """End it early."""
         self._stopped.set()
+
+    def freeze(self) -> None:
+        """Its time stands still."""
+        self._watch.stop()
+
+    def thaw(self) -> None:
+        """Its time goes on."""
+        self._watch.go_on()
 
     async def run(self, live: Live) -> ExecResult:
         """Run to the end or the time limit. A command that ends by itself may leave processes in
@@ -54,16 +69,18 @@ class Run:
         Raises:
             SandboxError: the command could not be started, or would not die.
         """
-        began_s = time.monotonic()
         pipes = [Pipe(inward=True), *(Pipe(inward=False) for _ in range(3))]
         stdin, out, err, told = pipes
         try:
-            live.order(self._command.argv, self._command.limits, [pipe.inner for pipe in pipes])
+            live.order(
+                self._command.argv, [pipe.inner for pipe in pipes],
+                limits=self._command.limits, variables=self._command.variables,
+            )  # fmt: skip
             for pipe in pipes:
                 pipe.close_inner()
             feeding = asyncio.ensure_future(stdin.feed(self._command.stdin))
-            out.drain(self._out.feed)
-            err.drain(self._err.feed)
+            out.drain(self._feeder("stdout", self._out))
+            err.drain(self._feeder("stderr", self._err))
             end = None
             try:
                 end = await self._end(told)
@@ -74,9 +91,9 @@ class Run:
                     await live.end()
             if end == b"" and problem:
                 raise SandboxError(f"a command could not be started: {problem}")
-            out.drain_rest(self._out.feed)
-            err.drain_rest(self._err.feed)
-            return self._result(end, time.monotonic() - began_s)
+            out.drain_rest(self._feeder("stdout", self._out))
+            err.drain_rest(self._feeder("stderr", self._err))
+            return self._result(end)
         finally:
             for pipe in pipes:
                 pipe.close()
@@ -86,17 +103,27 @@ class Run:
         time ran out or `kill` came first.
         """
         word = asyncio.ensure_future(told.word())
-        stop = asyncio.ensure_future(self._stopped.wait())
+        stopped = asyncio.ensure_future(self._stopped.wait())
+        late = asyncio.ensure_future(self._watch.ran_out())
         try:
-            await asyncio.wait(
-                (word, stop), timeout=self._command.timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait((word, stopped, late), return_when=asyncio.FIRST_COMPLETED)
             return word.result() if word.done() else None
         finally:
-            word.cancel()
-            stop.cancel()
+            for wait in (word, stopped, late):
+                wait.cancel()
 
-    def _result(self, end: bytes | None, duration_s: float) -> ExecResult:
+    def _feeder(self, name: str, clip: Clip) -> Callable[[bytes], None]:
+        """What takes a stream's bytes: the clip, and whoever listens until the cap."""
+
+        def feed(data: bytes) -> None:
+            room = self._command.cap_bytes - clip.total_bytes
+            clip.feed(data)
+            if self._listen is not None and data[: max(room, 0)]:
+                self._listen(name, data[:room])
+
+        return feed
+
+    def _result(self, end: bytes | None) -> ExecResult:
         """A command that ended the sandbox's processes, and itself with them, was killed by it."""
         exit_code = None
         if end is not None:
@@ -108,5 +135,40 @@ class Run:
             stderr=self._err.text(),
             timed_out=end is None and not self._stopped.is_set(),
             truncated=self._out.truncated or self._err.truncated,
-            duration_s=duration_s,
+            duration_s=self._watch.active_s,
         )
+
+
+class Stopwatch:
+    """Active time against a limit."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._before_s = 0.0
+        self._since_s: float | None = time.monotonic()
+        self._changed = asyncio.Event()
+
+    @property
+    def active_s(self) -> float:
+        """Seconds so far, those stopped not counted."""
+        running_s = 0.0 if self._since_s is None else time.monotonic() - self._since_s
+        return self._before_s + running_s
+
+    def stop(self) -> None:
+        """Stand still. Idempotent."""
+        self._before_s, self._since_s = self.active_s, None
+        self._changed.set()
+
+    def go_on(self) -> None:
+        """Run again. Idempotent."""
+        if self._since_s is None:
+            self._since_s = time.monotonic()
+        self._changed.set()
+
+    async def ran_out(self) -> None:
+        """Until the limit is reached."""
+        while (left_s := self._limit_s - self.active_s) > 0:
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if self._since_s is None else left_s):
+                    await self._changed.wait()

@@ -10,33 +10,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import platform
 import socket
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from posttrain.core.containment import ExecResult
 from posttrain.core.errors import SandboxError
-from posttrain.core.ports import ExecResult
-from posttrain.sandbox import cgroups, kernel, seccomp, spec, wire, workspace
+from posttrain.sandbox import cgroups, seccomp, spec, wire, workspace
 from posttrain.sandbox.command import Command, Run
+from posttrain.sandbox.disks import ARTEFACTS, BASE, DISK, Disk, Disks
 from posttrain.sandbox.limits import CgroupPlace
 from posttrain.sandbox.live import Live
 
-BASE = "/tmp"
-"""Covered in the holder's own mount namespace; nothing is ever written to the host's. Each lease
-has a mount namespace in turn, where its disk is at the same place as everybody else's in theirs:
-so a command's cost does not grow with the number of leases, and closing a descriptor frees all.
-"""
-DISK, ARTEFACTS, PROGRAM = f"{BASE}/disk", f"{BASE}/artefacts", f"{BASE}/program"
-ETC, EMPTY = f"{BASE}/etc", f"{BASE}/empty"
+PROGRAM, ETC, EMPTY = f"{BASE}/program", f"{BASE}/etc", f"{BASE}/empty"
 _ENTERABLE = 0o755
 """Mode of the workspace at the start of every command: a policy that shut itself out of it must
 not thereby keep the next command, the sealing or a checker from working.
 """
-_MOUNTS = "/proc/self/ns/mnt"
-_SEAL_FLAGS = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOSYMFOLLOW
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guards:
+    """What commands of a lease must not change, and what they must not see."""
+
+    read_only: Sequence[Sequence[str]] = ()
+    hidden: Sequence[Sequence[str]] = ()
+    """Of the workspace, as parts."""
+    system: Sequence[str] = ()
+    """Hidden absolute paths."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,26 +49,27 @@ class Lease:
     """One disk and what runs over it."""
 
     name: str
-    disk: spec.Disk
+    disk: Disk
     group: CgroupPlace | None
-    beside: bool
-    """Whether a sealed workspace is mounted at `ARTEFACTS`."""
-    mounts: int
-    """Descriptor of its mount namespace."""
-    workspace: int
-    """Descriptor of the folder that commands see as their workspace."""
+    guards: Guards = field(default_factory=lambda: Guards())
+    door: bool = False
+    """Whether its namespaces have a socket that a proxy can be served on."""
     live: Live | None = None
     """Its namespaces, started with its first command; files outlive them."""
     starting: asyncio.Lock = field(default_factory=asyncio.Lock)
     runs: dict[int, Run] = field(default_factory=dict)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
+    thawed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.thawed.set()
 
 
 class Holder:
     """Serves the driver's requests; one method a request."""
 
     def __init__(
-        self, *, program: str, binary: Mapping[str, str], group: CgroupPlace | None
+        self, *, program: str, binary: Mapping[str, str], group: CgroupPlace | None, share: bool
     ) -> None:
         self._program = program
         self._binary = binary
@@ -71,7 +77,7 @@ class Holder:
         self._system = system_folders()
         self._seccomp = seccomp.program(platform.machine())
         self._leases: dict[str, Lease] = {}
-        self._own_mounts = os.open(_MOUNTS, os.O_RDONLY)
+        self._disks = Disks(share=share)
 
     @property
     def abilities(self) -> dict[str, Any]:
@@ -79,28 +85,44 @@ class Holder:
         version = self._group.version if self._group else 0
         filtered = self._seccomp is not None
         return {
-            "uid": os.getuid(), "cgroups": version, "seccomp": filtered, "binary": self._binary
+            "uid": os.getuid(), "cgroups": version, "seccomp": filtered, "binary": self._binary,
+            "shares": self._disks.shares,
         }  # fmt: skip
 
-    async def serve(self, head: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    async def serve(
+        self, head: Mapping[str, Any], body: bytes, reply: Reply
+    ) -> tuple[dict[str, Any], bytes]:
         """Answer one request."""
         match head["op"]:
             case "lease":
                 self._open(head)
             case "exec":
-                return _result(await self._exec(head, body)), b""
+                listen = reply.part if head["listen"] else None
+                return _result(await self._exec(head, body, listen)), b""
             case "kill":
                 self._kill(head["lease"], head["run"])
             case "read":
                 return self._read(head)
             case "entries":
-                root = self._lease(head["lease"]).workspace
+                root = self._lease(head["lease"]).disk.workspace
                 found = workspace.entries(root, max_entries=head["max_entries"])
                 return {"entries": found}, b""
             case "write":
-                workspace.write(self._lease(head["lease"]).workspace, head["parts"], body)
+                workspace.write(self._lease(head["lease"]).disk.workspace, head["parts"], body)
             case "seal":
                 await self._seal(self._lease(head["lease"]))
+            case "snapshot":
+                await self._snapshot(self._lease(head["lease"]), head["name"])
+            case "door":
+                return await self._door(self._lease(head["lease"]), head["known"], reply), b""
+            case "freeze":
+                self._freeze(self._lease(head["lease"]))
+            case "thaw":
+                self._thaw(self._lease(head["lease"]))
+            case "end":
+                await self._end_runs(self._lease(head["lease"]))
+            case "usage":
+                return self._usage(self._lease(head["lease"])), b""
             case "close":
                 await self._close(head["lease"])
             case "stats":
@@ -115,84 +137,103 @@ class Holder:
             raise SandboxError(f"sandbox {name} is closed.")
         return self._leases[name]
 
-    @contextlib.contextmanager
-    def _within(self, mounts: int | None) -> Iterator[None]:
-        """Go to a mount namespace (None: a new one) and come back."""
-        if mounts is None:
-            kernel.unshare(kernel.CLONE_NEWNS)
-        else:
-            kernel.enter_mounts(mounts)
-        try:
-            yield
-        finally:
-            kernel.enter_mounts(self._own_mounts)
-
     def _open(self, head: Mapping[str, Any]) -> None:
         """Make a lease: its disk, its group, its files, and what is mounted beside."""
-        name, disk = head["lease"], spec.Disk(**head["disk"])
-        beside = self._lease(head["beside"]) if head["beside"] else None
+        name = head["lease"]
+        over = self._lease(head["over"]).disk if head["over"] else None
+        beside = self._lease(head["beside"]).disk.files if head["beside"] else None
         try:
-            mounts, folder = self._mount(disk, beside)
-            group = self._group.below(name) if self._group else None
-            lease = Lease(
-                name=name, disk=disk, group=group, beside=beside is not None,
-                mounts=mounts, workspace=folder,
-            )  # fmt: skip
+            disk = self._disks.make(spec.Disk(**head["disk"]), over=over, beside=beside)
         except OSError as error:
             raise SandboxError(f"a disk could not be mounted: {error}") from error
+        group = self._group.below(name) if self._group else None
+        guards = Guards(**head["guards"])
+        lease = Lease(name=name, disk=disk, group=group, guards=guards, door=head["door"])
         self._leases[name] = lease
         try:
             if self._group is not None:
                 limits = {key: head[key] for key in ("memory_bytes", "max_processes")}
                 cgroups.make_lease(self._group, name, **limits)
             for path, text in head["files"].items():
-                workspace.write(folder, path.split("/"), text.encode("utf-8", "replace"))
+                workspace.write(disk.workspace, path.split("/"), text.encode("utf-8", "replace"))
+            self._guard(lease, strict=head["strict"])
         except OSError as error:
             self._let_go(lease)
             raise SandboxError(f"a sandbox could not be laid out: {error}") from error
 
-    def _mount(self, disk: spec.Disk, beside: Lease | None) -> tuple[int, int]:
-        """Descriptors of a new mount namespace and of the workspace in it."""
-        clone = None
-        if beside is not None:
-            with self._within(beside.mounts):
-                clone = kernel.clone_mount(f"{DISK}/work")
-        try:
-            with self._within(None):
-                flags = kernel.MS_NOSUID | kernel.MS_NODEV
-                kernel.mount("tmpfs", DISK, "tmpfs", flags, disk.mount_options)
-                for part in spec.WRITABLE:
-                    os.mkdir(f"{DISK}/{part}")
-                if clone is not None:
-                    kernel.attach_mount(clone, ARTEFACTS)
-                    flags = kernel.MS_BIND | kernel.MS_REMOUNT | _SEAL_FLAGS
-                    kernel.mount("", ARTEFACTS, "", flags)
-                folder = os.open(f"{DISK}/work", os.O_RDONLY | os.O_DIRECTORY)
-                return os.open(_MOUNTS, os.O_RDONLY), folder
-        finally:
-            if clone is not None:
-                os.close(clone)
+    def _guard(self, lease: Lease, *, strict: bool) -> None:
+        """Put the lease's guards up. What a policy has taken away since needs none; before it had
+        its hands on it, everything named is there (`strict`).
+        """
+        uncovered, covered = lease.guards.read_only, lease.guards.hidden
+        for path, cover in (*((p, None) for p in uncovered), *((p, EMPTY) for p in covered)):
+            try:
+                self._disks.guard(lease.disk, path, cover=cover)
+            except OSError as error:
+                if strict or error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                    raise OSError(error.errno, f"{'/'.join(path)}: {error.strerror}") from error
 
-    async def _exec(self, head: Mapping[str, Any], stdin: bytes) -> ExecResult:
+    async def _exec(
+        self, head: Mapping[str, Any], stdin: bytes, listen: Callable[[str, bytes], None] | None
+    ) -> ExecResult:
+        lease = self._lease(head["lease"])
         command = Command(
             argv=tuple(word.encode("utf-8", "surrogatepass") for word in head["argv"]),
             stdin=stdin, timeout_s=head["timeout_s"], cap_bytes=head["cap_bytes"],
-            limits=head["limits"],
+            limits=head["limits"], variables=head["variables"],
         )  # fmt: skip
-        return await self._run(self._lease(head["lease"]), head["id"], command)
-
-    async def _run(self, lease: Lease, number: int, command: Command) -> ExecResult:
-        run = Run(command)
-        lease.runs[number] = run
+        run = Run(command, listen=listen)
+        lease.runs[head["id"]] = run
         lease.idle.clear()
         try:
+            await lease.thawed.wait()
+            os.fchmod(lease.disk.workspace, _ENTERABLE)
             live = await self._live(lease)
-            os.fchmod(lease.workspace, _ENTERABLE)
-            return await run.run(live)
+            deaths = cgroups.oom_kills(lease.group) if lease.group else 0
+            result = await run.run(live)
+            disk = os.fstatvfs(lease.disk.workspace)
+            return replace(
+                result,
+                out_of_memory=lease.group is not None and cgroups.oom_kills(lease.group) > deaths,
+                disk_full=disk.f_bavail == 0 or disk.f_favail == 0,
+            )
         finally:
-            del lease.runs[number]
+            del lease.runs[head["id"]]
             if not lease.runs:
                 lease.idle.set()
+
+    async def _door(self, lease: Lease, known: int, reply: Reply) -> dict[str, Any]:
+        """The listening socket of the namespaces there are now, where it is not `known` yet."""
+        live = await self._live(lease)
+        if live.door is not None and live.number != known:
+            reply.files.append(live.door)
+        return {"number": live.number, "files": len(reply.files)}
+
+    def _freeze(self, lease: Lease) -> None:
+        lease.thawed.clear()
+        for run in lease.runs.values():
+            run.freeze()
+        if lease.live is not None and not lease.live.stop() and lease.group is not None:
+            with cgroups.barren(lease.group):
+                lease.live.stop()
+
+    def _thaw(self, lease: Lease) -> None:
+        if lease.live is not None:
+            lease.live.go_on()
+        for run in lease.runs.values():
+            run.thaw()
+        lease.thawed.set()
+
+    def _usage(self, lease: Lease) -> dict[str, Any]:
+        disk = os.fstatvfs(lease.disk.workspace)
+        memory, processes = None, None
+        if lease.group is not None:
+            memory, processes = cgroups.usage(lease.group)
+        return {
+            "memory_bytes": memory,
+            "processes": None if processes is None else max(0, processes - 1),
+            "disk_bytes": (disk.f_blocks - disk.f_bfree) * disk.f_frsize,
+        }
 
     async def _live(self, lease: Lease) -> Live:
         """The lease's namespaces; new ones where there are none or what ran in them ended them."""
@@ -200,15 +241,16 @@ class Holder:
             if lease.live is None or not lease.live.alive:
                 await self._end_live(lease)
                 layout = spec.Layout(
-                    disk=DISK, etc=ETC, empty=EMPTY, system=self._system,
-                    artefacts=ARTEFACTS if lease.beside else None,
+                    disk=DISK, etc=ETC, empty=f"{EMPTY}/folder", system=self._system,
+                    hidden=_hidden(lease.guards.system),
+                    artefacts=ARTEFACTS if lease.disk.artefacts else None,
                 )  # fmt: skip
                 live = await Live.start(
                     bubblewrap=self._program, options=spec.bubblewrap_arguments(layout),
-                    seccomp=self._seccomp, within=lambda: self._within(lease.mounts),
+                    seccomp=self._seccomp, within=lambda: self._disks.within(lease.disk.mounts),
                 )  # fmt: skip
                 groups = lease.group.entrances if lease.group else ()
-                await live.admit(groups=groups, seccomp=self._seccomp)
+                await live.admit(groups=groups, seccomp=self._seccomp, door=lease.door)
                 lease.live = live
             return lease.live
 
@@ -225,26 +267,38 @@ class Holder:
     async def _end_runs(self, lease: Lease) -> None:
         for run in lease.runs.values():
             run.kill()
+        lease.thawed.set()
         if lease.runs:
             await lease.idle.wait()
         async with lease.starting:
             await self._end_live(lease)
 
     def _read(self, head: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
-        root = self._lease(head["lease"]).workspace
+        root = self._lease(head["lease"]).disk.workspace
         data = workspace.read(root, head["parts"], max_bytes=head["max_bytes"])
         return {"found": data is not None}, data or b""
 
     async def _seal(self, lease: Lease) -> None:
+        """End what runs and make the disk a layer."""
         await self._end_runs(lease)
-        os.fchmod(lease.workspace, _ENTERABLE)
-        workspace.sweep(lease.workspace)
-        flags = kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
+        os.fchmod(lease.disk.workspace, _ENTERABLE)
+        workspace.sweep(lease.disk.workspace)
         try:
-            with self._within(lease.mounts):
-                kernel.mount("", DISK, "", flags, lease.disk.mount_options)
+            lease.disk = self._disks.seal(lease.disk)
         except OSError as error:
-            raise SandboxError(f"a workspace could not be made read-only: {error}") from error
+            raise SandboxError(f"a workspace could not be sealed: {error}") from error
+
+    async def _snapshot(self, lease: Lease, name: str) -> None:
+        """Seal what there is under a name of its own; the lease goes on over it."""
+        await self._seal(lease)
+        sealed = lease.disk
+        self._leases[name] = Lease(name=name, disk=sealed, group=None)
+        try:
+            lease.disk = self._disks.make(sealed.size, over=sealed, beside=sealed.beside)
+            self._guard(lease, strict=False)
+        except OSError as error:
+            del self._leases[lease.name]
+            raise SandboxError(f"a sandbox could not go on over its seal: {error}") from error
 
     async def _close(self, name: str) -> None:
         lease = self._leases.get(name)
@@ -253,16 +307,23 @@ class Holder:
             self._let_go(lease)
 
     def _let_go(self, lease: Lease) -> None:
-        """With its last descriptor the namespace goes, and with that its mounts."""
         self._leases.pop(lease.name, None)
-        os.close(lease.workspace)
-        os.close(lease.mounts)
+        lease.disk.close()
         if lease.group is not None:
             cgroups.remove(lease.group)
 
 
 def _result(result: ExecResult) -> dict[str, Any]:
     return {name: getattr(result, name) for name in ExecResult.__slots__}
+
+
+def _hidden(paths: Sequence[str]) -> dict[str, str]:
+    """System path → the empty thing to show instead; those that are not there need none."""
+    return {
+        path: f"{EMPTY}/folder" if os.path.isdir(path) else f"{EMPTY}/file"
+        for path in paths
+        if os.path.exists(path)
+    }
 
 
 def system_folders() -> dict[str, str]:
@@ -276,15 +337,40 @@ def system_folders() -> dict[str, str]:
     return found
 
 
+class Reply:
+    """What goes to the driver ahead of an answer and along with it."""
+
+    def __init__(self, number: int, writer: asyncio.StreamWriter) -> None:
+        self._number = number
+        self._writer = writer
+        self.files: list[int] = []
+
+    def part(self, name: str, data: bytes) -> None:
+        """Something ahead of the answer."""
+        self._writer.write(wire.encode({"id": self._number, "part": name}, data))
+
+    async def send(self, data: bytes, line: socket.socket) -> None:
+        """The answer. Descriptors go with its first byte, so all before must have gone."""
+        while self.files and data:
+            await self._writer.drain()
+            with contextlib.suppress(BlockingIOError):
+                data = data[socket.send_fds(line, [data], self.files) :]
+                self.files.clear()
+        self._writer.write(data)
+
+
 async def attend(connection: socket.socket, holder: Holder) -> None:
     """Serve until the driver closes its end, or its process is gone and with it that end."""
+    line = connection.dup()
     reader, writer = await asyncio.open_connection(sock=connection)
+    writer.transport.set_write_buffer_limits(0)
     decoder, tasks = wire.Decoder(), set()
 
     async def answer(frame: wire.Frame) -> None:
         number = frame.head["id"]
+        reply = Reply(number, writer)
         try:
-            head, body = await holder.serve(frame.head, frame.body)
+            head, body = await holder.serve(frame.head, frame.body, reply)
             data = wire.encode({**head, "id": number}, body)
         except OSError as error:
             data = wire.encode({"id": number, "errno": error.errno, "error": str(error)})
@@ -294,7 +380,7 @@ async def attend(connection: socket.socket, holder: Holder) -> None:
         except Exception as error:  # The boundary of this process: every request is answered.
             told = {"error": f"{type(error).__name__}: {error}", "next_step": ""}
             data = wire.encode({"id": number, **told})
-        writer.write(data)
+        await reply.send(data, line)
 
     while received := await reader.read(1 << 18):
         for frame in decoder.feed(received):

@@ -25,7 +25,8 @@ from typing import Any
 
 from posttrain.core.errors import SandboxError
 from posttrain.sandbox import cgroups, child, kernel, spec, wire
-from posttrain.sandbox.holder import ARTEFACTS, BASE, DISK, EMPTY, ETC, PROGRAM, Holder, attend
+from posttrain.sandbox.disks import ARTEFACTS, BASE, DISK, UPPER
+from posttrain.sandbox.holder import EMPTY, ETC, PROGRAM, Holder, attend
 from posttrain.sandbox.limits import CgroupPlace, cgroup_places
 
 _OWN_BYTES = 32 << 20
@@ -76,8 +77,11 @@ def enter_namespaces() -> None:
 
 def furnish() -> None:
     """Write the sandbox's /etc into the holder's own tmpfs."""
-    for folder in (DISK, ARTEFACTS, ETC, EMPTY):
+    for folder in (DISK, UPPER, ARTEFACTS, ETC, EMPTY):
         os.mkdir(folder)
+    os.mkdir(f"{EMPTY}/folder")
+    with open(f"{EMPTY}/file", "w"):
+        pass
     for name, text in spec.ETC_FILES.items():
         with open(f"{ETC}/{name}", "w") as file:
             file.write(text)
@@ -144,14 +148,18 @@ def usher(connection: socket.socket, order: Mapping[str, Any], group: CgroupPlac
         connection.sendall(wire.encode({"id": 0, "stage": stage, "error": str(error)}))
         return
     if pid == 0:
-        hold(connection, candidates, group)
+        hold(connection, candidates, group, share=order["share"])
     else:
         connection.close()
         os.waitpid(pid, 0)
 
 
 def hold(
-    connection: socket.socket, candidates: Sequence[Candidate], group: CgroupPlace | None
+    connection: socket.socket,
+    candidates: Sequence[Candidate],
+    group: CgroupPlace | None,
+    *,
+    share: bool,
 ) -> None:
     """The holder's whole life."""
     stage = "namespaces"
@@ -169,7 +177,7 @@ def hold(
     except (OSError, SandboxError) as error:
         connection.sendall(wire.encode({"id": 0, "stage": stage, "error": str(error)}))
         return
-    holder = Holder(program=program, binary=binary, group=group)
+    holder = Holder(program=program, binary=binary, group=group, share=share)
     connection.sendall(wire.encode({"id": 0, **holder.abilities}))
     asyncio.run(attend(connection, holder))
 

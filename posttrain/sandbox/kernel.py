@@ -11,10 +11,11 @@ import os
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT = 1, 2, 4, 32
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_NOSYMFOLLOW, MS_BIND, MS_REC, MS_PRIVATE = 256, 4096, 16384, 1 << 18
 _OPEN_TREE, _MOVE_MOUNT = 428, 429
 """Call numbers, the same on every architecture (Linux `unistd.h`, calls from 424 on)."""
+_MNT_DETACH = 2
 _OPEN_TREE_CLONE, _FROM_DESCRIPTOR, _HERE = 1, 4, -100
 _SET_PDEATHSIG, _SET_DUMPABLE, _SET_CHILD_SUBREAPER, _SET_NO_NEW_PRIVS = 1, 4, 36, 38
 
@@ -35,6 +36,11 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
     arguments = (source.encode(), target.encode(), kind.encode())
     result = _LIBC.mount(*arguments, ctypes.c_ulong(flags), options.encode())
     _checked(result, f"mount {target}")
+
+
+def unmount(path: str) -> None:
+    """Take a mount away; it goes once nobody uses it: umount2(2) with MNT_DETACH."""
+    _checked(_LIBC.umount2(path.encode(), _MNT_DETACH), f"umount {path}")
 
 
 def enter_mounts(namespace: int) -> None:
@@ -105,11 +111,11 @@ class _Filter(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("steps", ctypes.c_char_p))
 
 
-def enter_namespaces_of(process: int) -> None:
-    """Go to every namespace of a process given by pidfd: setns(2). The process namespace is that
-    of children from now on; the user namespace brings all capabilities within it.
+def enter_namespaces_of(process: int, kinds: int = ALL_NAMESPACES) -> None:
+    """Go to namespaces of a process given by pidfd: setns(2). The process namespace is that of
+    children from now on; the user namespace brings all capabilities within it.
     """
-    _checked(_LIBC.setns(process, ALL_NAMESPACES), "setns")
+    _checked(_LIBC.setns(process, kinds), "setns")
 
 
 def drop_capabilities() -> None:
@@ -120,9 +126,19 @@ def drop_capabilities() -> None:
 
 def hide_memory() -> None:
     """Keep this process and its forks, until they start a program, from being looked into by
-    others of their user.
+    others of their user. A change of user undoes it.
     """
     _prctl(_SET_DUMPABLE, 0)
+
+
+def forget_arguments() -> None:
+    """Blank this process's command line, which everybody who sees the process may read, and that
+    of its forks: `arg_start` and `arg_end` of proc(5).
+    """
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    ctypes.memset(start, 0, end - start)
 
 
 def filter_calls(program: bytes) -> None:

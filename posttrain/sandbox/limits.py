@@ -14,6 +14,8 @@ from pathlib import PurePosixPath
 from posttrain.core.task import Environment
 
 MAX_OPEN_FILES = 1024
+MAX_QUEUED_SIGNALS = 512
+"""Of a sandbox; the kernel bounds those of all of a host user's sandboxes together as well."""
 
 
 class Clip:
@@ -76,6 +78,7 @@ def process_limits(environment: Environment, *, timeout_s: float) -> dict[str, i
         "RLIMIT_MSGQUEUE": 0,
         "RLIMIT_NOFILE": MAX_OPEN_FILES,
         "RLIMIT_NPROC": environment.max_processes + 2,
+        "RLIMIT_SIGPENDING": MAX_QUEUED_SIGNALS,
     }
 
 
@@ -101,6 +104,17 @@ class CgroupPlace:
         """Files that a process writes to for joining."""
         return tuple(f"{folder}/cgroup.procs" for folder in self.folders)
 
+    @property
+    def deaths(self) -> str:
+        """File that counts processes killed for want of memory, as `oom_kill N`."""
+        return f"{self.memory}/{'memory.oom_control' if self.version == 1 else 'memory.events'}"
+
+    @property
+    def usage(self) -> tuple[str, str]:
+        """Files of the memory and the number of processes in use."""
+        file = "memory.usage_in_bytes" if self.version == 1 else "memory.current"
+        return f"{self.memory}/{file}", f"{self.pids}/pids.current"
+
     def below(self, name: str) -> CgroupPlace:
         """The place of a group of that name."""
         return CgroupPlace(
@@ -114,6 +128,27 @@ class CgroupPlace:
             f"{self.memory}/{file}": str(memory_bytes),
             f"{self.pids}/pids.max": str(max_processes + 1),
         }
+
+    def further_settings(self, *, memory_bytes: int) -> dict[str, str]:
+        """File → text where the kernel has that file: nothing may be swapped out instead, and v1
+        counts the buffers of internet sockets apart.
+        """
+        if self.version == 2:
+            return {f"{self.memory}/memory.swap.max": "0"}
+        return {
+            f"{self.memory}/memory.memsw.limit_in_bytes": str(memory_bytes),
+            f"{self.memory}/memory.kmem.tcp.limit_in_bytes": str(memory_bytes),
+        }
+
+
+def oom_kills(text: str) -> int:
+    r"""The count in the text of `CgroupPlace.deaths`.
+
+    >>> oom_kills("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    3
+    """
+    counts = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
+    return int(counts.get("oom_kill", 0))
 
 
 def cgroup_places(own: str, mountinfo: str) -> tuple[CgroupPlace, ...]:

@@ -11,20 +11,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 from posttrain.core.errors import SandboxError
-from posttrain.sandbox import usher
+from posttrain.sandbox import spec, usher
 from posttrain.sandbox.pipes import Pipe, Process, memory_file
 
 _SETUP_S = 20.0
 """Bubblewrap's set-up takes 5 ms; past this the machine is taken to be stuck."""
 _DEATH_S = 20.0
+_NUMBERS = itertools.count(1)
+_MOST_ROUNDS = 30
+"""Of stopping: each leaves only what was born during it."""
 _WAITING = b"/bin/cat"
 """The program inside: it echoes one line, which tells that it was started, and reads on."""
 
@@ -32,31 +37,56 @@ _WAITING = b"/bin/cat"
 class Live:
     """One set of namespaces. Make it with `start`."""
 
-    def __init__(self, outer: Process, init: Process, held: Pipe) -> None:
+    def __init__(self, outer: Process, init: Process, first: int, held: Pipe) -> None:
         self._outer = outer
         self._init = init
+        self._first = first
+        self._space = _space(first)
         self._held = held
         self._line: socket.socket | None = None
+        self._usher: Process | None = None
+        self._groups: tuple[str, ...] = ()
+        self.number = next(_NUMBERS)
+        self.door: int | None = None
+        """A socket that listens in the namespaces, where the usher was asked to open one."""
         self._closed = False
 
-    async def admit(self, *, groups: tuple[str, ...], seccomp: bytes | None) -> None:
-        """Send an usher in.
+    async def admit(self, *, groups: tuple[str, ...], seccomp: bytes | None, door: bool) -> None:
+        """Send an usher in; with `door` it opens one.
 
         Raises:
             SandboxError: it could not get in.
         """
+        self._groups = groups
         try:
-            doors = usher.Doors(init=self._init.descriptor, groups=groups, seccomp=seccomp)
-            self._line = usher.start(doors)
+            doors = usher.Doors(
+                init=self._init.descriptor, groups=groups, seccomp=seccomp,
+                door=spec.PROXY_PORT if door else 0,
+            )  # fmt: skip
+            self._line, pid = usher.start(doors)
             self._line.setblocking(False)
+            self._usher = Process(pid)
             async with asyncio.timeout(_SETUP_S):
-                said = await asyncio.get_running_loop().sock_recv(self._line, 1000)
+                said, files = await self._said()
+            self.door = files[0] if files else None
             problem = "" if said == usher.READY else said.decode("utf-8", "replace") or "it died"
         except (OSError, TimeoutError) as error:
             problem = f"{type(error).__name__}: {error}"
         if problem:
             await self.end()
             raise SandboxError(f"an usher could not enter a sandbox: {problem}")
+
+    async def _said(self) -> tuple[bytes, list[int]]:
+        """What the usher says first, and what it hands out."""
+        assert self._line is not None, "an usher was started"
+        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._line, ready.set)
+        try:
+            await ready.wait()
+        finally:
+            loop.remove_reader(self._line)
+        said, files, _, _ = socket.recv_fds(self._line, 1000, 1)
+        return said, files
 
     @property
     def broken(self) -> str:
@@ -66,18 +96,31 @@ class Live:
             return self._line.recv(1000).decode("utf-8", "replace")
         return ""
 
-    def order(self, argv: Sequence[bytes], limits: Mapping[str, int], files: Sequence[int]) -> None:
+    def order(
+        self,
+        argv: Sequence[bytes],
+        files: Sequence[int],
+        *,
+        limits: Mapping[str, int],
+        variables: Mapping[str, str],
+    ) -> None:
         """Ask the usher for a command; `files` as `usher.order` has them. Where it is gone the
         command's end is told as empty.
         """
         assert self._line is not None, "an usher was admitted"
         with contextlib.suppress(OSError):
-            usher.order(self._line, argv, limits, files)
+            usher.order(self._line, argv, files, limits=limits, variables=variables)
 
     @property
     def alive(self) -> bool:
         """Whether commands can still enter."""
-        return not (self._closed or self._init.ended.done() or self._outer.ended.done())
+        return not (self._closed or any(process.ended.done() for process in self._processes))
+
+    @property
+    def _processes(self) -> list[Process]:
+        """Those of ours; with the usher, whose children may have it as their parent for good."""
+        ours = (self._init, self._outer, self._usher)
+        return list(dict.fromkeys(process for process in ours if process is not None))
 
     # --- start and end ----------------------------------------------------------------------------
 
@@ -104,26 +147,54 @@ class Live:
             for pipe in (*pipes, held):
                 pipe.close()
             raise SandboxError(f"bubblewrap could not be started: {problem}") from problem
-        outer, init = Process(pid), None
+        outer, init, first = Process(pid), None, pid
         try:
             async with asyncio.timeout(_SETUP_S):
-                status = await told.line()
-                init = Process(json.loads(status)["child-pid"])
-                os.write(held.outer, b"\n")
-                if await echo.line() or not init.ended.done():
-                    return Live(outer, init, held)
+                first = int(json.loads(await told.line())["child-pid"])
+                init = Process(first)
+                os.write(held.outer, b"up\n")
+                if await _first_of(echo.line(), init.ended):
+                    return Live(outer, init, first, held)
         except (OSError, ValueError, TimeoutError):
             pass
         finally:
             text = error.rest().decode("utf-8", "replace")
             for pipe in pipes:
                 pipe.close()
-        live = Live(outer, init or outer, held)
+        live = Live(outer, init or outer, first, held)
         await live.end()
         raise SandboxError(
             f"bubblewrap could not set up a sandbox: {text[-500:].strip() or 'no reason given'}",
             "run 'posttrain doctor'.",
         )
+
+    def stop(self) -> bool:
+        """Stop the usher, so that nothing begins, and every process inside where it is, those that
+        are born meanwhile too. Whether it succeeded: what forks without pause may go on, and where
+        there are no groups, unseen.
+        """
+        for _ in range(_MOST_ROUNDS):
+            running = [pid for pid in self._moving() if not _is_stopped(pid)]
+            if not running:
+                return True
+            for pid in running:
+                _signal(pid, signal.SIGSTOP)
+        return False
+
+    def go_on(self) -> None:
+        """Let them go on."""
+        for pid in self._moving():
+            _signal(pid, signal.SIGCONT)
+
+    def _moving(self) -> list[int]:
+        """The usher, and the processes in the namespaces but for the first, which only waits."""
+        if self._groups:
+            with open(self._groups[-1]) as file:
+                return [int(line) for line in file]
+        inside = [pid for pid in _numbers() if pid != self._first and _space(pid) == self._space]
+        if self._usher is not None and not self._usher.ended.done():
+            inside.insert(0, self._usher.pid)
+        return inside
 
     async def end(self) -> None:
         """Kill everything inside and wait until it is dead. Idempotent.
@@ -134,7 +205,7 @@ class Live:
         if self._closed:
             return
         self._closed = True
-        members = {self._init, self._outer}
+        members = self._processes
         for process in members:
             process.kill()
         waited = [process.ended for process in members]
@@ -144,8 +215,47 @@ class Live:
         self._held.close()
         if self._line is not None:
             self._line.close()
+        if self.door is not None:
+            os.close(self.door)
         if pending:
             raise SandboxError(f"processes of a sandbox would not die within {_DEATH_S:.0f} s.")
+
+
+async def _first_of(line: Coroutine[Any, Any, bytes], end: asyncio.Future[None]) -> bytes:
+    """The line, empty where the end comes first."""
+    told = asyncio.ensure_future(line)
+    try:
+        await asyncio.wait((told, end), return_when=asyncio.FIRST_COMPLETED)
+        return told.result() if told.done() else b""
+    finally:
+        told.cancel()
+        await asyncio.wait((told,))
+
+
+def _numbers() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _space(pid: int) -> int | None:
+    """Which process namespace a process is in; None where it ended."""
+    try:
+        return os.stat(f"/proc/{pid}/ns/pid").st_ino
+    except OSError:
+        return None
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a process is stopped or dead (proc(5)). One that is gone may have left a child."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"Z", b"X")
+    except OSError:
+        return False
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def _spawn(

@@ -54,6 +54,8 @@ class Abilities:
     cgroups: int
     """Version of the control groups that limit whole trees; 0: none could be made."""
     seccomp: bool
+    shares: bool
+    """Whether snapshots are shared as layers; they are copied where the kernel cannot."""
     programs: tuple[str, ...]
     """Which of `PROGRAMS` are inside."""
 
@@ -91,5 +93,6 @@ def abilities_of(greeting: Mapping[str, Any]) -> Abilities:
         uid=greeting["uid"],
         cgroups=greeting["cgroups"],
         seccomp=greeting["seccomp"],
+        shares=greeting["shares"],
         programs=tuple(inside),
     )

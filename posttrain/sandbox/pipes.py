@@ -20,6 +20,7 @@ class Process:
     """A process known by descriptor, so that its number cannot be mistaken."""
 
     def __init__(self, pid: int) -> None:
+        self.pid = pid
         self.descriptor = os.pidfd_open(pid)
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(self.descriptor, self._end)

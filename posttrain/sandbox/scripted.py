@@ -1,12 +1,13 @@
 """Sandboxes without processes, for tests of the parts that use them.
 
 A dictionary of files and a script: what each command does is written by the test. The one thing
-that must stay true: it keeps the contract of `core.ports` (closed sandboxes fail, sealed files stay
-readable, everything let go is counted), so that a test passed here is not passed by luck.
+that must stay true: it keeps the contract of `core.containment` (closed sandboxes fail, what was
+sealed stays readable, everything let go is counted), so that no test passes here by luck.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import shlex
@@ -14,8 +15,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
+from posttrain.core.containment import ExecResult, Sandbox, Sealed, Usage
 from posttrain.core.errors import IsolationError, SandboxError, UsageError
-from posttrain.core.ports import ExecResult, Sandbox, Sealed
 from posttrain.core.task import Entry, EntryKind, Environment, Isolation
 from posttrain.sandbox.leases import Leases, LeaseState, LeaseStats
 from posttrain.sandbox.spec import workspace_parts
@@ -68,7 +69,7 @@ def answers(results: Mapping[str, ExecResult | SandboxError]) -> Script:
 
 
 class ScriptedSandboxes:
-    """A source of scripted sandboxes (`core.ports.Sandboxes`).
+    """A source of scripted sandboxes (`containment.Sandboxes`).
 
     `failures` are raised by the first leases, one each; `executed` is every command so far.
     """
@@ -92,7 +93,7 @@ class ScriptedSandboxes:
         return self._isolation
 
     def lease(
-        self, environment: Environment, *, beside: Sealed | None = None
+        self, environment: Environment, *, beside: Sealed | None = None, over: Sealed | None = None
     ) -> AbstractAsyncContextManager[Sandbox]:
         """As the port says."""
         if environment.isolation.rank > self.isolation.rank:
@@ -100,20 +101,20 @@ class ScriptedSandboxes:
                 f"the task requires isolation '{environment.isolation}', the script gives "
                 f"'{self.isolation}'."
             )
-        return self._lease(environment, beside)
+        return self._lease(environment, beside, over)
 
     @contextlib.asynccontextmanager
     async def _lease(
-        self, environment: Environment, beside: Sealed | None
+        self, environment: Environment, beside: Sealed | None, over: Sealed | None
     ) -> AsyncIterator[Sandbox]:
         if self._failures:
             raise self._failures.pop(0)
-        if beside is not None and not isinstance(beside, ScriptedSealed):
-            raise UsageError(f"wanted a workspace sealed by this source, got {beside!r}.")
-        artefacts = dict(beside.files) if beside is not None else {}
+        artefacts = _files_of(beside)
         sandbox = ScriptedSandbox(self, self._leases, environment, artefacts)
         try:
-            for command in environment.setup:
+            if over is not None:
+                sandbox.files = _files_of(over)
+            for command in environment.setup if over is None else ():
                 if (await sandbox.exec(("/bin/sh", "-c", command))).exit_code != 0:
                     raise SandboxError(f"set-up {command!r} failed.")
             yield sandbox
@@ -130,6 +131,12 @@ class ScriptedSandboxes:
 
     async def close(self) -> None:
         """Nothing to end."""
+
+
+def _files_of(sealed: Sealed | None) -> dict[str, bytes]:
+    if sealed is not None and not isinstance(sealed, ScriptedSealed):
+        raise UsageError(f"wanted a workspace sealed by this source, got {sealed!r}.")
+    return dict(sealed.files) if sealed is not None else {}
 
 
 class _Held:
@@ -195,6 +202,8 @@ class ScriptedSandbox(_Held):
         }
         super().__init__(leases.add(), leases, files)
         self._source = source
+        self._thawed = asyncio.Event()
+        self._thawed.set()
         self._environment = environment
         self._artefacts = artefacts
 
@@ -203,9 +212,14 @@ class ScriptedSandbox(_Held):
             raise SandboxError(f"sandbox {self.name} is not open.")
 
     async def exec(
-        self, argv: Sequence[str], *, timeout_s: float | None = None, stdin: bytes = b""
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float | None = None,
+        stdin: bytes = b"",
+        listen: Callable[[str, bytes], None] | None = None,
     ) -> ExecResult:
-        """What the script says."""
+        """What the script says; whoever listens is told all of it at the end."""
         self._ensure_open()
         command = Executed(
             argv=tuple(argv),
@@ -215,7 +229,33 @@ class ScriptedSandbox(_Held):
             artefacts=self._artefacts,
         )
         self._source.executed.append(command)
-        return self._source.script(command)
+        await self._thawed.wait()
+        result = self._source.script(command)
+        if listen is not None:
+            for name, text in (("stdout", result.stdout), ("stderr", result.stderr)):
+                if text:
+                    listen(name, text.encode())
+        return result
+
+    async def freeze(self) -> None:
+        """As the port says."""
+        self._ensure_open()
+        self._thawed.clear()
+
+    async def thaw(self) -> None:
+        """As the port says."""
+        self._ensure_open()
+        self._thawed.set()
+
+    async def usage(self) -> Usage:
+        """The bytes of its files; it has no processes."""
+        self._ensure_open()
+        size = sum(map(len, self.files.values()))
+        return Usage(memory_bytes=None, processes=0, disk_bytes=size)
+
+    async def kill(self) -> None:
+        """As the port says; nothing ever runs here."""
+        self._ensure_open()
 
     async def write(self, path: str, data: bytes) -> None:
         """As the port says."""
@@ -227,6 +267,13 @@ class ScriptedSandbox(_Held):
         self._ensure_open()
         self._leases.move(self.name, LeaseState.SEALED)
         return ScriptedSealed(self.name, self._leases, dict(self.files))
+
+    async def snapshot(self) -> ScriptedSealed:
+        """As the port says."""
+        self._ensure_open()
+        name = self._leases.add()
+        self._leases.move(name, LeaseState.SEALED)
+        return ScriptedSealed(name, self._leases, dict(self.files))
 
     async def close(self) -> None:
         """As the port says; what was sealed belongs to its `Sealed`."""

@@ -35,7 +35,8 @@ class Machine:
     audit: int
     denied: Mapping[str, int]
     clone: int
-    socket: int
+    sockets: tuple[int, int]
+    """`socket` and `socketpair`."""
     ioctl: int
     foreign_from: int | None = None
     """Call numbers from here on belong to another convention (x32)."""
@@ -61,7 +62,7 @@ MACHINES: Mapping[str, Machine] = {
             "finit_module": 313, "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323,
             **_SAME_EVERYWHERE,
         },
-        clone=56, socket=41, ioctl=16, foreign_from=0x40000000,
+        clone=56, sockets=(41, 53), ioctl=16, foreign_from=0x40000000,
     ),
     "aarch64": Machine(
         audit=0xC00000B7,
@@ -75,7 +76,7 @@ MACHINES: Mapping[str, Machine] = {
             "finit_module": 273, "bpf": 280, "userfaultfd": 282, "kexec_file_load": 294,
             **_SAME_EVERYWHERE,
         },
-        clone=220, socket=198, ioctl=29,
+        clone=220, sockets=(198, 199), ioctl=29,
     ),
 }  # fmt: skip
 
@@ -102,7 +103,8 @@ def program(machine: str) -> bytes | None:
     families = [
         step for f in SOCKET_FAMILIES for step in (_step(_EQUAL, f, 0, 1), _step(_RETURN, _ALLOW))
     ]
-    out += _only_when(numbers.socket, _FIRST, [*families, _fail(errno.EAFNOSUPPORT)])
+    for number in numbers.sockets:
+        out += _only_when(number, _FIRST, [*families, _fail(errno.EAFNOSUPPORT)])
     requests = [
         step for r in TERMINAL_INJECTION for step in (_step(_EQUAL, r, 0, 1), _fail(errno.EPERM))
     ]

@@ -8,7 +8,7 @@ none of it is the host's home, project, sockets or secrets.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from posttrain.core.errors import UsageError
 from posttrain.core.task import Environment
@@ -34,6 +34,30 @@ VARIABLES: Mapping[str, str] = {
     "TMPDIR": "/tmp",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
+
+MAX_TERMINALS = 32
+COUNTERS: Mapping[str, int] = {
+    "max_inotify_instances": 16,
+    "max_inotify_watches": 4096,
+    "max_fanotify_groups": 8,
+    "max_fanotify_marks": 4096,
+}
+"""What a sandbox may have of what the kernel counts for each host user, who is the same for all
+sandboxes: pseudo-terminals, and files of `/proc/sys/user` (namespaces(7)).
+"""
+
+PROXY_PORT = 3128
+_PROXY = f"http://127.0.0.1:{PROXY_PORT}"
+PROXY_VARIABLES: Mapping[str, str] = {
+    **{
+        name: _PROXY
+        for word in ("http", "https")
+        for name in (f"{word}_proxy", f"{word}_PROXY".upper())
+    },
+    "no_proxy": "localhost,127.0.0.1,::1",
+    "NO_PROXY": "localhost,127.0.0.1,::1",
+}
+"""What commands of a sandbox with a proxy have in their environment, by the common convention."""
 
 ETC_FILES: Mapping[str, str] = {
     "passwd": f"agent:x:{INSIDE_ID}:{INSIDE_ID}:agent:{WORKSPACE}:/bin/sh\n"
@@ -64,6 +88,24 @@ def workspace_parts(path: str) -> tuple[str, ...]:
             next_step=f"give a path relative to {WORKSPACE}, without '..'.",
         )
     return parts
+
+
+def system_path(path: str) -> str:
+    """An absolute path below a folder that every sandbox shows of the host, as it is written.
+
+    Raises:
+        UsageError: it is none.
+    """
+    parts = path.split("/")
+    if len(parts) < 3 or parts[1] not in _SHOWN or not all(parts[1:]) or {".", ".."} & set(parts):
+        raise UsageError(
+            f"wanted a path below one of /{', /'.join(_SHOWN)}, got {path!r}.",
+            next_step="give the absolute path of a program or folder of the system.",
+        )
+    return path
+
+
+_SHOWN = ("usr", "bin", "sbin", "lib", "lib32", "lib64")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +139,8 @@ class Layout:
     system: Mapping[str, str]
     """Host's top-level system folder → link target, or '' where it is a folder to bind."""
     artefacts: str | None = None
+    hidden: Mapping[str, str] = field(default_factory=dict)
+    """Absolute path that must be found empty → the empty thing to show instead."""
 
 
 _NAMESPACES = ("user", "pid", "net", "ipc", "uts", "cgroup")
@@ -115,6 +159,8 @@ def bubblewrap_arguments(layout: Layout) -> tuple[str, ...]:
     options += ["--clearenv"]
     for folder, target in layout.system.items():
         options += ["--symlink", target, folder] if target else ["--ro-bind", folder, folder]
+    for path, instead in layout.hidden.items():
+        options += ["--ro-bind", instead, path]
     options += ["--ro-bind", layout.etc, "/etc"]
     options += ["--proc", "/proc", "--ro-bind", layout.empty, "/proc/1"]
     options += ["--dev", "/dev", "--bind", f"{layout.disk}/shm", "/dev/shm"]

@@ -3,13 +3,15 @@
 One usher a live sandbox. It goes to the sandbox's control groups and namespaces, but for that of
 processes, which it only hands on to its children; so it stays out of the commands' sight and reach.
 Everything that could still look out is given up before the first command exists: descriptors,
-capabilities, the right to new ones, and forbidden system calls. For each order it forks a child
+capabilities, the right to new ones, and forbidden system calls. It joins the groups last: what a
+sandbox has used up cannot keep it from entering. For each order it forks a child
 that becomes the command, waits for it, and tells its end. The one thing that must stay true:
 nothing but `os._exit` or a program's start ends this code.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -26,7 +28,10 @@ from posttrain.sandbox import kernel, spec
 from posttrain.sandbox.pipes import memory_file
 
 _STATUS = struct.Struct("=i")
-_LINE = 3
+_LINE, _INIT, _COUNTERS, _GROUPS = 3, 4, 5, 6
+"""Descriptors while entering: the line, the sandbox's first process, the folder of what is counted
+for each user, and from there on the entrances of its control groups.
+"""
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 READY = b"r"
 """What an usher says once it is in."""
@@ -45,31 +50,43 @@ class Doors:
     groups: tuple[str, ...]
     """Files that a process writes to for joining the sandbox's control groups."""
     seccomp: bytes | None
+    door: int
+    """Port of the sandbox's loopback to listen on for a proxy; 0: none. The socket goes along with
+    `READY`.
+    """
 
 
-def start(doors: Doors) -> socket.socket:
-    """Fork an usher; returns the line to it, on which it says `READY` or what went wrong. This
-    process must have one thread.
+def start(doors: Doors) -> tuple[socket.socket, int]:
+    """Fork an usher; returns the line to it, on which it says `READY` or what went wrong, and its
+    number. This process must have one thread.
 
     Raises:
         OSError: no process could be made.
     """
     ours, theirs = socket.socketpair()
     with theirs:
-        if os.fork() == 0:
+        pid = os.fork()
+        if pid == 0:
             _serve(doors, theirs.fileno())
-    return ours
+    return ours, pid
 
 
 def order(
-    line: socket.socket, argv: Sequence[bytes], limits: Mapping[str, int], files: Sequence[int]
+    line: socket.socket,
+    argv: Sequence[bytes],
+    files: Sequence[int],
+    *,
+    limits: Mapping[str, int],
+    variables: Mapping[str, str],
 ) -> None:
-    """Ask for a command over (standard input, output, error, where its end is told).
+    """Ask for a command over (standard input, output, error, where its end is told); `variables`
+    come on top of those that every command has.
 
     Raises:
         OSError: the usher is gone.
     """
-    text = json.dumps({"argv": [os.fsdecode(word) for word in argv], "limits": limits})
+    words = [os.fsdecode(word) for word in argv]
+    text = json.dumps({"argv": words, "limits": limits, "variables": dict(variables)})
     number = memory_file("order", text.encode("ascii"))
     try:
         socket.send_fds(line, [b"o"], [*files, number])
@@ -92,29 +109,56 @@ def _serve(doors: Doors, line: int) -> NoReturn:
     try:
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for file in doors.groups:
-            with open(file, "w") as group:
-                group.write("0")
-        _keep(line, doors.init)
-        kernel.hide_memory()
-        kernel.enter_namespaces_of(_LINE + 1)
-        os.close(_LINE + 1)
+        kernel.forget_arguments()
+        groups = [os.open(file, os.O_WRONLY) for file in doors.groups]
+        _keep((line, doors.init, os.open("/proc/sys/user", os.O_PATH), *groups))
+        _enter()
         os.chdir(spec.WORKSPACE)
+        doors_out = _listening(doors.door)
         kernel.drop_capabilities()
+        kernel.hide_memory()
         kernel.no_new_privileges()
         if doors.seccomp is not None:
             kernel.filter_calls(doors.seccomp)
-        _attend(socket.socket(fileno=_LINE))
+        orders = socket.socket(fileno=_LINE)
+        socket.send_fds(orders, [READY], doors_out)
+        for number in range(_GROUPS, _GROUPS + len(groups)):
+            os.write(number, b"0")
+        os.closerange(_LINE + 1, os.sysconf("SC_OPEN_MAX"))
+        _attend(orders)
     except BaseException as error:
         os.write(_LINE, repr(error).encode()[:1000])
     finally:
         os._exit(0)
 
 
-def _keep(line: int, init: int) -> None:
-    """Keep the line and the pidfd behind three empty standard descriptors; close all others."""
+def _enter() -> None:
+    """Go in, and bound what the sandbox may have of what is counted for each user."""
+    kernel.enter_namespaces_of(_INIT, kernel.CLONE_NEWNS)
+    options = f"max={spec.MAX_TERMINALS},mode=620,ptmxmode=666"
+    flags = kernel.MS_REMOUNT | kernel.MS_NOSUID | kernel.MS_NOEXEC
+    kernel.mount("", "/dev/pts", "", flags, options)
+    kernel.enter_namespaces_of(_INIT)
+    for name, most in spec.COUNTERS.items():
+        with contextlib.suppress(FileNotFoundError):
+            number = os.open(name, os.O_WRONLY, dir_fd=_COUNTERS)
+            os.write(number, str(most).encode())
+            os.close(number)
+
+
+def _listening(port: int) -> list[int]:
+    """A socket in the sandbox's network namespace, listening, by descriptor."""
+    if not port:
+        return []
+    door = socket.create_server(("127.0.0.1", port), backlog=128)
+    return [door.detach()]
+
+
+def _keep(numbers: Sequence[int]) -> None:
+    """Keep descriptors behind three empty standard ones; close all others."""
     empty = os.open(os.devnull, os.O_RDWR)
-    copies = [fcntl.fcntl(n, fcntl.F_DUPFD_CLOEXEC, 8) for n in (empty, empty, empty, line, init)]
+    kept = (empty, empty, empty, *numbers)
+    copies = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, len(kept)) for number in kept]
     for target, number in enumerate(copies):
         os.dup2(number, target, inheritable=False)
     os.closerange(len(copies), os.sysconf("SC_OPEN_MAX"))
@@ -122,7 +166,6 @@ def _keep(line: int, init: int) -> None:
 
 def _attend(line: socket.socket) -> None:
     """Take orders and tell ends until the holder hangs up."""
-    os.write(_LINE, READY)
     waiting = select.poll()
     waiting.register(_LINE, select.POLLIN)
     running: dict[int, tuple[int, int]] = {}
@@ -167,11 +210,11 @@ def _start(asked: Mapping[str, Any], standard: Sequence[int]) -> int | None:
         _complain(standard[2], argv[0], error)
         return None
     if pid == 0:
-        _become(argv, asked["limits"], standard)
+        _become(argv, asked, standard)
     return pid
 
 
-def _become(argv: list[bytes], limits: Mapping[str, int], standard: Sequence[int]) -> NoReturn:
+def _become(argv: list[bytes], asked: Mapping[str, Any], standard: Sequence[int]) -> NoReturn:
     """Start the program; a failure is told as a shell does."""
     code = _NOT_EXECUTABLE
     try:
@@ -181,9 +224,9 @@ def _become(argv: list[bytes], limits: Mapping[str, int], standard: Sequence[int
         os.setsid()
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(ignored, signal.SIG_DFL)
-        for name, value in limits.items():
+        for name, value in asked["limits"].items():
             resource.setrlimit(getattr(resource, name), (value, value))
-        os.execvpe(argv[0], argv, dict(spec.VARIABLES))
+        os.execvpe(argv[0], argv, {**spec.VARIABLES, **asked["variables"]})
     except FileNotFoundError as error:
         code = _NOT_FOUND
         _complain(2, argv[0], error)

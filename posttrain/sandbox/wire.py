@@ -27,6 +27,8 @@ class Frame:
 
     head: Mapping[str, Any]
     body: bytes = b""
+    files: tuple[int, ...] = ()
+    """Descriptors that came along; whoever takes the frame owns them."""
 
 
 def encode(head: Mapping[str, Any], body: bytes = b"") -> bytes:
@@ -47,7 +49,7 @@ class Decoder:
 
     >>> data = encode({"id": 1}, b"xy")
     >>> decoder = Decoder(); list(decoder.feed(data[:9])), list(decoder.feed(data[9:]))
-    ([], [Frame(head={'id': 1}, body=b'xy')])
+    ([], [Frame(head={'id': 1}, body=b'xy', files=())])
     """
 
     def __init__(self) -> None:

@@ -44,7 +44,7 @@ class WorkerStats:
 
 
 class ProcessWorkers:
-    """A few worker processes and a queue before them (`core.ports.Workers`). Close it, or use it
+    """A few worker processes and a queue before them (`containment.Workers`). Close it, or use it
     as a context manager; processes start with the first calls.
     """
 

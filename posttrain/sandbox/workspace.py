@@ -12,7 +12,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
 _DEEPEST = 64
@@ -38,23 +38,31 @@ def entries(root: int, *, max_entries: int) -> list[tuple[str, str, int, int]]:
     called `other`.
     """
     found: list[tuple[str, str, int, int]] = []
-    pending: list[tuple[str, ...]] = [()]
-    while pending:
-        parts = pending.pop()
-        with contextlib.suppress(OSError), _folder(root, parts) as folder:
-            for name in os.listdir(folder):
-                if len(found) == max_entries:
-                    return found
-                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                path = "/".join((*parts, name))
-                text = os.fsencode(path).decode("utf-8", "backslashreplace")
-                kind = _KINDS.get(stat.S_IFMT(status.st_mode), "other")
-                if kind == "folder" and (len(parts) >= _DEEPEST or len(text) > _LONGEST):
-                    kind = "other"
-                found.append((text, kind, stat.S_IMODE(status.st_mode), status.st_size))
-                if kind == "folder":
-                    pending.append((*parts, name))
+    for folder, path, name in _walk(root, into=_is_near):
+        if len(found) == max_entries:
+            break
+        mode, size = _status(folder, name)
+        kind = _KINDS.get(stat.S_IFMT(mode), "other")
+        if kind == "folder" and not _is_near(path, name):
+            kind = "other"
+        found.append((_text(path, name), kind, stat.S_IMODE(mode), size))
     return found
+
+
+def _is_near(path: Sequence[str], name: str) -> bool:
+    return len(path) < _DEEPEST and len(_text(path, name)) <= _LONGEST
+
+
+def _text(path: Sequence[str], name: str) -> str:
+    return os.fsencode("/".join((*path, name))).decode("utf-8", "backslashreplace")
+
+
+def _status(folder: int, name: str) -> tuple[int, int]:
+    """Mode and size of an entry; zeros where it cannot be looked at."""
+    with contextlib.suppress(OSError):
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        return status.st_mode, status.st_size
+    return 0, 0
 
 
 def write(root: int, parts: Sequence[str], data: bytes) -> None:
@@ -75,17 +83,62 @@ def write(root: int, parts: Sequence[str], data: bytes) -> None:
 
 
 def sweep(root: int) -> None:
-    """Remove what is neither file, folder nor link: a reader that opened a pipe would hang."""
-    pending: list[tuple[str, ...]] = [()]
-    while pending:
-        parts = pending.pop()
-        with contextlib.suppress(OSError), _folder(root, parts) as folder:
-            for name in os.listdir(folder):
-                kind = stat.S_IFMT(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
-                if kind == stat.S_IFDIR:
-                    pending.append((*parts, name))
-                elif kind not in _KINDS:
-                    os.unlink(name, dir_fd=folder)
+    """Remove what is neither file, folder nor link (a reader that opened a pipe would hang, and an
+    overlay takes a device 0/0 for a deletion), and the attributes by which an overlay would take a
+    file for something else (`user.overlay.*`, kernel: filesystems/overlayfs.rst).
+    """
+    _unmark(f"/proc/self/fd/{root}/.")
+    for folder, _, name in _walk(root, into=lambda path, name: True):
+        with contextlib.suppress(OSError):
+            if stat.S_IFMT(_status(folder, name)[0]) in _KINDS:
+                _unmark(f"/proc/self/fd/{folder}/{name}")
+            else:
+                os.unlink(name, dir_fd=folder)
+
+
+def _unmark(place: str) -> None:
+    for name in os.listxattr(place, follow_symlinks=False):
+        if name.startswith("user.overlay."):
+            os.removexattr(place, name, follow_symlinks=False)
+
+
+Into = Callable[[Sequence[str], str], bool]
+
+
+def _walk(root: int, *, into: Into) -> Iterator[tuple[int, Sequence[str], str]]:
+    """Everything beneath a folder in which nothing moves, links not followed: the descriptor and
+    path of the folder it is in, and its name. Only folders that `into` wants are looked into. Each
+    is opened once and from its neighbour, so depth costs nothing.
+    """
+    here, path, left = os.dup(root), list[str](), list[list[str]]()
+    try:
+        while True:
+            left.append([])
+            for name in os.listdir(here):
+                yield here, path, name
+                if stat.S_ISDIR(_status(here, name)[0]) and into(path, name):
+                    left[-1].append(name)
+            entered = False
+            while not entered:
+                while not left[-1]:
+                    left.pop()
+                    if not left:
+                        return
+                    here = _gone(here, "..")
+                    path.pop()
+                name = left[-1].pop()
+                with contextlib.suppress(OSError):
+                    here, entered = _gone(here, name), True
+                    path.append(name)
+    finally:
+        os.close(here)
+
+
+def _gone(here: int, name: str) -> int:
+    """The descriptor of the folder that is called so from here, which is closed."""
+    there = os.open(name, _FOLDER, dir_fd=here)
+    os.close(here)
+    return there
 
 
 def _first(leaf: int, max_bytes: int) -> bytes:
@@ -96,6 +149,24 @@ def _first(leaf: int, max_bytes: int) -> bytes:
             break
         data += piece
     return bytes(data)
+
+
+@contextlib.contextmanager
+def handle(root: int, parts: Sequence[str]) -> Iterator[int]:
+    """Descriptor that names what is at a path without opening it (O_PATH).
+
+    Raises:
+        OSError: there is nothing, or a link on the way.
+    """
+    with _folder(root, parts[:-1]) as folder:
+        flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+        number = os.open(parts[-1], flags, dir_fd=folder)
+    try:
+        if stat.S_ISLNK(os.fstat(number).st_mode):
+            raise OSError(errno.ELOOP, "a link", parts[-1])
+        yield number
+    finally:
+        os.close(number)
 
 
 @contextlib.contextmanager

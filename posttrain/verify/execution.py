@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from posttrain.core.containment import ExecResult, Sandboxes
 from posttrain.core.errors import UsageError, VerifierError
-from posttrain.core.ports import ExecResult, Sandboxes
 from posttrain.core.task import Check, Environment, Isolation, Json
 from posttrain.verify.kinds import Subject, Tools, allowed, seconds_of
 from posttrain.verify.layers import Finding

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from posttrain.core.containment import Sandboxes, Sealed, Workers
 from posttrain.core.errors import UsageError, VerifierError, nearest
-from posttrain.core.ports import Chat, Clock, Sandboxes, Sealed, Workers
+from posttrain.core.ports import Chat, Clock
 from posttrain.core.task import Check, Json, Task
 from posttrain.core.trajectory import Trajectory
 from posttrain.verify import answers, guards

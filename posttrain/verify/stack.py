@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
+from posttrain.core.containment import Sealed
 from posttrain.core.errors import UsageError, VerifierError, nearest
-from posttrain.core.ports import Sealed
 from posttrain.core.task import Check, Place
 from posttrain.core.trajectory import Trajectory
 from posttrain.core.verdict import Component, Verdict

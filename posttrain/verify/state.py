@@ -16,8 +16,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+from posttrain.core.containment import Sealed
 from posttrain.core.errors import UsageError, VerifierError, nearest
-from posttrain.core.ports import Sealed
 from posttrain.core.task import Check, Entry, EntryKind, Json
 from posttrain.verify.kinds import Kind, Subject, Tools, allowed, seconds_of, text_of
 from posttrain.verify.layers import Finding

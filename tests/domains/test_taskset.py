@@ -6,6 +6,7 @@ import tomllib
 import pytest
 
 from posttrain.core.errors import ConfigError
+from posttrain.core.task import Network
 from posttrain.domains import taskset
 from posttrain.domains.domain import SHELL, check_contract
 
@@ -76,6 +77,27 @@ def test_unknown_keys_are_refused_with_the_nearest() -> None:
     assert "task 2, environment: unknown key 'file'" in broken(
         lambda v: v["tasks"][1]["environment"].update(file={})
     )
+    told = broken(lambda v: v["tasks"][1]["environment"].update(network={"alow": []}))
+    assert "task 2, environment, network: unknown key 'alow'; did you mean 'allow'" in told
+
+
+def test_a_task_lists_what_of_the_network_it_may_reach() -> None:
+    value = tree()
+    assert not taskset.read(value, where="x").task(0, 1).environment.network.reaches_out
+    value["tasks"][1]["environment"]["network"] = {"allow": ["a.example.org:443"]}
+    task = taskset.read(value, where="x").task(0, 1)
+    assert task.environment.network == Network(allow=("a.example.org:443",))
+
+    def network(wanted: object) -> str:
+        return broken(lambda v: v["tasks"][1]["environment"].update(network=wanted))
+
+    assert (
+        "task 2, environment, network: wanted 'host:port' in network.allow, got 'a.example.org'"
+        in (network({"allow": ["a.example.org"]}))
+    )
+    assert "environment, network: wanted a list, got str" in network({"allow": "a.example.org:443"})
+    assert "environment, network: wanted a table, got 'open'" in network("open")
+    assert "wanted bool, got int" in network({"open": 1})
 
 
 def test_what_is_missing_or_of_the_wrong_kind_is_told_with_its_place() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from posttrain.core.containment import ExecResult
 from posttrain.core.errors import SandboxError
-from posttrain.core.ports import AttemptRequest, ExecResult, SampleRequest
+from posttrain.core.ports import AttemptRequest, SampleRequest
 from posttrain.core.task import Description, Isolation, Limits, Place, Task, Tool
 from posttrain.core.trajectory import AttemptKey, FinishReason, Sampled, Sampling
 from posttrain.core.verdict import Component, Verdict
@@ -285,7 +286,7 @@ class MemorySandboxes:
         self.sealed_when_returned: list[int] = []
 
     @asynccontextmanager
-    async def lease(self, environment: Any, *, beside: Any = None) -> Any:
+    async def lease(self, environment: Any, *, beside: Any = None, over: Any = None) -> Any:
         if self._fail is not None:
             raise self._fail
         self.leased += 1

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.core.ports import ExecResult
+from posttrain.core.containment import ExecResult
 from posttrain.core.task import Tool, ToolCall
 from posttrain.rollout import tools
 from posttrain.rollout.text import clean, head_and_tail

@@ -5,8 +5,9 @@ import re
 import pytest
 
 from posttrain.core.clock import ManualClock
+from posttrain.core.containment import ExecResult
 from posttrain.core.errors import DomainError, EngineError, IsolationError, SandboxError
-from posttrain.core.ports import ExecResult, Executor, Policy
+from posttrain.core.ports import Executor, Policy
 from posttrain.core.task import (
     Artefact,
     ArtefactKind,

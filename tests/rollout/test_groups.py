@@ -5,8 +5,9 @@ import pytest
 
 from posttrain.core import codec
 from posttrain.core.clock import ManualClock
+from posttrain.core.containment import ExecResult
 from posttrain.core.errors import EngineError, LedgerError
-from posttrain.core.ports import Attempted, AttemptRequest, ExecResult
+from posttrain.core.ports import Attempted, AttemptRequest
 from posttrain.core.task import Limits
 from posttrain.core.trajectory import AttemptKey, Sampling, Trajectory, Turn
 from posttrain.core.verdict import Outcome, StopReason, Verdict

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.core.ports import Sandbox
+from posttrain.core.containment import Sandbox
 from posttrain.core.task import Environment
 from posttrain.sandbox.bubblewrap import BubblewrapSandboxes, probe
 
@@ -27,9 +27,9 @@ def sandboxes(machine):
     source = BubblewrapSandboxes()
     yield source
     source.check()
-    left = source.stats()
+    left, prepared = source.stats(), source.prepared
     asyncio.run(source.close())
-    assert (left.open, left.sealed) == (0, 0), left
+    assert (left.open, left.sealed) == (0, prepared), left
 
 
 @pytest.fixture

@@ -57,6 +57,7 @@ def test_limits_follow_the_environment():
     assert limits["RLIMIT_FSIZE"] == 1 << 20
     assert limits["RLIMIT_CPU"] == 4
     assert limits["RLIMIT_NPROC"] == 9
+    assert limits["RLIMIT_SIGPENDING"] == 512
 
 
 HYBRID_OWN = "9:name=systemd:/\n8:pids:/\n4:memory:/jobs/7\n1:cpu:/\n0::/"
@@ -77,6 +78,10 @@ def test_hybrid_machines_use_their_own_v1_groups():
         "/sys/fs/cgroup/memory/jobs/7/x/memory.limit_in_bytes": "5",
         "/sys/fs/cgroup/pids/x/pids.max": "4",
     }
+    assert place.further_settings(memory_bytes=5) == {
+        "/sys/fs/cgroup/memory/jobs/7/memory.memsw.limit_in_bytes": "5",
+        "/sys/fs/cgroup/memory/jobs/7/memory.kmem.tcp.limit_in_bytes": "5",
+    }
 
 
 def test_unified_machines_try_the_own_group_and_then_its_ancestors():
@@ -91,6 +96,8 @@ def test_unified_machines_try_the_own_group_and_then_its_ancestors():
     assert places[0].folders == ("/sys/fs/cgroup/user.slice/session-1.scope",)
     settings = places[2].settings(memory_bytes=5, max_processes=3)
     assert settings == {"/sys/fs/cgroup/memory.max": "5", "/sys/fs/cgroup/pids.max": "4"}
+    further = places[2].further_settings(memory_bytes=5)
+    assert further == {"/sys/fs/cgroup/memory.swap.max": "0"}
 
 
 def test_a_mount_that_shows_part_of_the_hierarchy_is_never_left():

@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
+from posttrain.core.containment import ExecResult
 from posttrain.core.errors import IsolationError, SandboxError
-from posttrain.core.ports import ExecResult
 from posttrain.core.task import Environment, Isolation
 from posttrain.sandbox.scripted import ScriptedSandboxes, answers
 

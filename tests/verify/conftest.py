@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from posttrain.core.clock import ManualClock
+from posttrain.core.containment import ExecResult
 from posttrain.core.errors import WorkerError
-from posttrain.core.ports import ExecResult
 from posttrain.core.task import Description, Entry, EntryKind, Environment, Isolation, Task
 from posttrain.core.trajectory import AttemptKey, Trajectory, Turn
 from posttrain.verify.execution import ARTEFACTS
@@ -100,7 +100,7 @@ class ProcessSandboxes:
     leased: list[Environment] = field(default_factory=list)
 
     @asynccontextmanager
-    async def lease(self, environment, *, beside=None):
+    async def lease(self, environment, *, beside=None, over=None):
         folder = self.root / f"sandbox-{len(self.leased)}"
         self.leased.append(environment)
         for path, text in environment.files.items():
@@ -117,7 +117,7 @@ class RepliedSandboxes:
         self.isolation = Isolation.NAMESPACE
 
     @asynccontextmanager
-    async def lease(self, environment, *, beside=None):
+    async def lease(self, environment, *, beside=None, over=None):
         yield self
 
     async def exec(self, argv, *, timeout_s=None, stdin=b""):

@@ -9,8 +9,8 @@ from textwrap import dedent
 
 import pytest
 
+from posttrain.core.containment import ExecResult
 from posttrain.core.errors import UsageError, VerifierError
-from posttrain.core.ports import ExecResult
 from posttrain.core.task import Check, Environment
 from posttrain.verify import harness
 from posttrain.verify.execution import finding, program, read_record

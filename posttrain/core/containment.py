@@ -1,0 +1,192 @@
+"""Where code of others runs: the protocols of sandboxes and killable workers, and what they tell.
+
+Values and protocols only. The one thing that must stay true: what a command did is a value; only a
+sandbox that was lost is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from posttrain.core.task import Entry, Environment, Isolation, Json
+
+
+class Cause(StrEnum):
+    """What ended a command. All but a lost sandbox, which is an error, are its own doing."""
+
+    EXITED = "exited"
+    SIGNALLED = "signalled"
+    TIMED_OUT = "timed_out"
+    OUT_OF_MEMORY = "out_of_memory"
+    """The kernel killed some process of the sandbox meanwhile for what the whole of it used."""
+    KILLED = "killed"
+    """From outside: the caller went away or closed the sandbox."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a sandbox uses now; None where this machine cannot tell."""
+
+    memory_bytes: int | None
+    processes: int | None
+    disk_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecResult:
+    """What a command in a sandbox did."""
+
+    exit_code: int | None
+    """None: it was killed from outside, at its time limit for one. As in a shell, 128 + n: signal n
+    ended it; 127: it was not found; 126: it could not be started.
+    """
+    stdout: str
+    stderr: str
+    timed_out: bool = False
+    truncated: bool = False
+    """Output passed the cap; head and tail were kept."""
+    out_of_memory: bool = False
+    disk_full: bool = False
+    """No block or no file was left on the sandbox's disk at the end."""
+    duration_s: float = 0.0
+    """Active seconds: frozen ones are not counted."""
+
+    @property
+    def cause(self) -> Cause:
+        """What ended it."""
+        if self.timed_out:
+            return Cause.TIMED_OUT
+        if self.exit_code is None:
+            return Cause.KILLED
+        if self.out_of_memory:
+            return Cause.OUT_OF_MEMORY
+        return Cause.SIGNALLED if self.exit_code > SIGNALLED_FROM else Cause.EXITED
+
+
+SIGNALLED_FROM = 128
+"""Exit codes above are this and the number of the signal, as shells have it."""
+
+
+class Sealed(Protocol):
+    """The file system an attempt left: processes ended, read-only, outliving the sandbox."""
+
+    async def read(self, path: str, *, max_bytes: int) -> bytes | None:
+        """Bytes of a regular file of the workspace, at most `max_bytes`; None where there is no
+        such regular file. Links are never followed, in any component of the path.
+        """
+        ...
+
+    async def entries(self, *, max_entries: int) -> tuple[Entry, ...]:
+        """Everything in the workspace but its root, in no order, at most `max_entries`. Links are
+        listed and never followed.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let the layer go; idempotent."""
+        ...
+
+
+class Sandbox(Protocol):
+    """A leased sandbox. Its workspace is the working directory of every command."""
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float | None = None,
+        stdin: bytes = b"",
+        listen: Callable[[str, bytes], None] | None = None,
+    ) -> ExecResult:
+        """Run a command to its end or its time limit. Processes that it leaves behind run on until
+        the sandbox ends; one that meets its time limit takes all of the sandbox's processes along,
+        `setsid` children included, and files alone remain. `listen` is told `stdout` or `stderr`
+        and what came, while it comes, up to the cap of the output.
+
+        Raises:
+            SandboxError: the sandbox itself was lost (never for what the command did).
+        """
+        ...
+
+    async def read(self, path: str, *, max_bytes: int) -> bytes | None:
+        """As `Sealed.read`."""
+        ...
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Write a file of the workspace, making its folders.
+
+        Raises:
+            OSError: the disk is full or something is in the way (the policy's doing).
+        """
+        ...
+
+    async def seal(self) -> Sealed:
+        """End every process and make the workspace read-only; the sandbox is closed thereby."""
+        ...
+
+    async def snapshot(self) -> Sealed:
+        """End every process and seal what there is; the sandbox goes on over it. Others can begin
+        there too: `Sandboxes.lease` with `over`. Files come along; processes, and what they held
+        in memory, do not.
+        """
+        ...
+
+    async def freeze(self) -> None:
+        """Stop every process where it is; time limits stand still. Commands wait for `thaw`."""
+        ...
+
+    async def thaw(self) -> None:
+        """Let them go on."""
+        ...
+
+    async def usage(self) -> Usage:
+        """What it uses now."""
+        ...
+
+    async def kill(self) -> None:
+        """End every process, as a time limit does; files remain and commands can follow."""
+        ...
+
+    async def close(self) -> None:
+        """Kill everything and let it go; idempotent, shielded from cancellation."""
+        ...
+
+
+class Sandboxes(Protocol):
+    """A source of sandboxes."""
+
+    @property
+    def isolation(self) -> Isolation:
+        """The level every sandbox of this source has."""
+        ...
+
+    def lease(
+        self, environment: Environment, *, beside: Sealed | None = None, over: Sealed | None = None
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        """A fresh sandbox with the environment's files laid and its set-up run, or one that goes on
+        from the sealed files of another (`over`), which has both behind it; with `beside`, a sealed
+        workspace mounted read-only at `/artefacts` (never as its root).
+
+        Raises:
+            IsolationError: the environment requires a higher level than this source has.
+            SandboxError: it could not be made.
+        """
+        ...
+
+
+class Workers(Protocol):
+    """Killable processes that run *our* code on untrusted or unreliable input (generators,
+    scorers, mathematics). `function` is `module:name`; arguments and result are JSON values.
+    """
+
+    async def call(self, function: str, *arguments: Json, timeout_s: float) -> Json:
+        """The function's result.
+
+        Raises:
+            WorkerError: it raised, died, ran out of time or answered with no JSON value.
+        """
+        ...
