@@ -15,7 +15,7 @@ from typing import Any
 from posttrain.core.containment import ExecResult, Sealed, Usage
 from posttrain.core.errors import SandboxError, UsageError
 from posttrain.core.task import Entry, EntryKind, Environment
-from posttrain.sandbox import spec, wire
+from posttrain.sandbox import egress, spec, wire
 from posttrain.sandbox.channel import Answer, Channel
 from posttrain.sandbox.egress import Exchange
 from posttrain.sandbox.leases import Leases, LeaseState
@@ -128,7 +128,7 @@ class BubblewrapSandbox(_Held):
             beside=beside.name if isinstance(beside, SealedWorkspace) else None,
             over=over.name if isinstance(over, SealedWorkspace) else None,
             guards=_guards(environment) if guarded else {},
-            door=self._networked,
+            door=environment.network.reaches_out,
             strict=strict,
         )
 
@@ -175,9 +175,9 @@ class BubblewrapSandbox(_Held):
             "cap_bytes": self._environment.max_output_bytes,
             "limits": process_limits(self._environment, timeout_s=limit_s),
             "listen": listen is not None,
-            "variables": spec.PROXY_VARIABLES if self._networked else {},
+            "variables": egress.VARIABLES if self._environment.network.reaches_out else {},
         }
-        if self._networked:
+        if self._environment.network.reaches_out:
             await self._serve_door()
         number, answer = self.channel.begin()
         if listen is not None:
@@ -189,11 +189,6 @@ class BubblewrapSandbox(_Held):
             self.channel.post({"op": "kill", "lease": self.name, "run": number})
             raise
         return ExecResult(**{name: _answer(frame).head[name] for name in ExecResult.__slots__})
-
-    @property
-    def _networked(self) -> bool:
-        network = self._environment.network
-        return network.open or bool(network.allow)
 
     async def _serve_door(self) -> None:
         """Serve a proxy in the namespaces there are now; a time limit ends those there were."""
@@ -214,14 +209,21 @@ class BubblewrapSandbox(_Held):
     async def _answered(self, answer: Answer, limit_s: float) -> wire.Frame:
         """The answer, for which a holder has so long, frozen time not counted."""
         future = asyncio.wrap_future(answer)
-        while True:
-            await asyncio.wait((future,), timeout=limit_s)
-            if future.done():
-                return future.result()
-            if self._thawed.is_set():
-                self.channel.close()
-                raise SandboxError("the holder of the sandboxes no longer answers.")
-            await self._thawed.wait()
+        try:
+            while True:
+                await asyncio.wait((future,), timeout=limit_s)
+                if future.done():
+                    return future.result()
+                if self._thawed.is_set():
+                    self.channel.close()
+                    raise SandboxError("the holder of the sandboxes no longer answers.")
+                thawed = asyncio.ensure_future(self._thawed.wait())
+                try:
+                    await asyncio.wait((future, thawed), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    thawed.cancel()
+        finally:
+            future.cancel()
 
     async def freeze(self) -> None:
         """As the port says."""
@@ -245,6 +247,7 @@ class BubblewrapSandbox(_Held):
         """As the port says."""
         self._ensure_open()
         await self._ask("end")
+        self._thawed.set()
 
     async def write(self, path: str, data: bytes) -> None:
         """As the port says.
@@ -285,9 +288,11 @@ class BubblewrapSandbox(_Held):
 
     async def close(self) -> None:
         """As the port says; what was sealed belongs to its `Sealed`."""
-        await asyncio.shield(self._close_door())
-        if self._leases.state(self.name) is not LeaseState.SEALED:
-            await self._close()
+        try:
+            if self._leases.state(self.name) is not LeaseState.SEALED:
+                await self._close()
+        finally:
+            await self._close_door()
 
 
 def _guards(environment: Environment) -> dict[str, Any]:

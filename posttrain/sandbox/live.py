@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from posttrain.core.errors import SandboxError
-from posttrain.sandbox import spec, usher
+from posttrain.sandbox import egress, usher
 from posttrain.sandbox.pipes import Pipe, Process, memory_file
 
 _SETUP_S = 20.0
@@ -61,7 +61,7 @@ class Live:
         try:
             doors = usher.Doors(
                 init=self._init.descriptor, groups=groups, seccomp=seccomp,
-                door=spec.PROXY_PORT if door else 0,
+                door=egress.ADDRESS[1] if door else 0,
             )  # fmt: skip
             self._line, pid = usher.start(doors)
             self._line.setblocking(False)

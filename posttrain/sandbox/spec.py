@@ -46,19 +46,6 @@ COUNTERS: Mapping[str, int] = {
 sandboxes: pseudo-terminals, and files of `/proc/sys/user` (namespaces(7)).
 """
 
-PROXY_PORT = 3128
-_PROXY = f"http://127.0.0.1:{PROXY_PORT}"
-PROXY_VARIABLES: Mapping[str, str] = {
-    **{
-        name: _PROXY
-        for word in ("http", "https")
-        for name in (f"{word}_proxy", f"{word}_PROXY".upper())
-    },
-    "no_proxy": "localhost,127.0.0.1,::1",
-    "NO_PROXY": "localhost,127.0.0.1,::1",
-}
-"""What commands of a sandbox with a proxy have in their environment, by the common convention."""
-
 ETC_FILES: Mapping[str, str] = {
     "passwd": f"agent:x:{INSIDE_ID}:{INSIDE_ID}:agent:{WORKSPACE}:/bin/sh\n"
     "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
