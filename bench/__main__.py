@@ -1,8 +1,9 @@
 """`python -m bench NAME [--quick]`: measure, print a table, print one JSON object as last line.
 
-`--all` runs every bench in a process of its own and rewrites the tables of docs/BENCHMARKS.md. A
-bench is a module of this folder with `main(quick: bool) -> dict`. The one thing that must stay
-true: what stands in the tables came from a run whose machine, date and command stand beside it.
+`--write` also rewrites the bench's table in docs/BENCHMARKS.md; `--all` does that for every bench,
+each in a process of its own. A bench is a module of this folder with `main(quick: bool) -> dict`.
+The one thing that must stay true: what stands in the tables came from a run whose machine, date and
+command stand beside it.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("name", nargs="?", help=f"one of: {', '.join(names())}")
     parser.add_argument("--all", action="store_true", help="run all and rewrite the tables")
     parser.add_argument("--quick", action="store_true", help="smaller work, under a minute")
+    parser.add_argument("--write", action="store_true", help="rewrite the table of this bench")
     asked = parser.parse_args(arguments)
     if asked.all and asked.name is None:
         return run_all(quick=asked.quick)
@@ -47,16 +49,20 @@ def main(arguments: list[str] | None = None) -> int:
         known = ", ".join(names())
         print(f"error: there is no bench '{asked.name}'{hint} (known: {known})", file=sys.stderr)
         return 2
-    return run_one(asked.name, quick=asked.quick)
+    return run_one(asked.name, quick=asked.quick, write=asked.write)
 
 
-def run_one(name: str, *, quick: bool) -> int:
+def run_one(name: str, *, quick: bool, write: bool) -> int:
     """Measure, print the table, and the JSON object as the very last line."""
     found: Mapping[str, Any] = importlib.import_module(f"bench.{name}").main(quick)
-    width = max((len(key) for key in found), default=0)
+    told = rows(found)
+    width = max((len(key) for key, _ in told), default=0)
     print(f"\n{name}" + (" (quick)" if quick else ""))
-    for key, value in found.items():
-        print(f"  {key:{width}}  {cell(value)}")
+    for key, value in told:
+        print(f"  {key:{width}}  {value}")
+    if write:
+        command = f"python -m bench {name}" + (" --quick" if quick else "")
+        rewrite(PAGE, name, section(name, found, command=command))
     print(json.dumps({"bench": name, "quick": quick, **found}), flush=True)
     return 0
 
@@ -65,14 +71,10 @@ def run_all(*, quick: bool) -> int:
     """Every bench in its own process; a bench that fails leaves its table as it was."""
     failed = []
     for name in names():
-        command = [sys.executable, "-m", "bench", name, *(["--quick"] if quick else [])]
-        ended = subprocess.run(command, cwd=FOLDER.parent, stdout=subprocess.PIPE, text=True)
-        print(ended.stdout, end="", flush=True)
+        options = ["--write", *(["--quick"] if quick else [])]
+        ended = subprocess.run([sys.executable, "-m", "bench", name, *options], cwd=FOLDER.parent)
         if ended.returncode != 0:
             failed.append(name)
-            continue
-        found = json.loads(ended.stdout.strip().splitlines()[-1])
-        rewrite(PAGE, name, section(name, found, command=f"python -m {' '.join(command[2:])}"))
     if failed:
         print(f"error: these failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
@@ -86,13 +88,20 @@ def section(name: str, found: Mapping[str, Any], *, command: str) -> str:
     peers = found.get("peers") or {}
     versions = ", ".join(f"{peer} {version}" for peer, version in peers.items())
     head = f"`{command}` · {time.strftime('%Y-%m-%d')} · {machine()}"
-    rows = [
-        f"| `{key}` | {cell(value)} |"
-        for key, value in found.items()
-        if key not in ("bench", "quick", "peers")
-    ]
+    table = [f"| `{key}` | {value} |" for key, value in rows(found)]
     lines = [f"### {name}", "", head + (f" · peers: {versions}" if versions else ""), ""]
-    return "\n".join([*lines, "| | |", "| --- | --- |", *rows])
+    return "\n".join([*lines, "| | |", "| --- | --- |", *table])
+
+
+def rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Lines of a table: what consists of records has a line for each of them."""
+    told: list[tuple[str, str]] = []
+    for key, value in found.items():
+        if isinstance(value, dict) and any(isinstance(part, dict) for part in value.values()):
+            told += [(f"{key} {name}", cell(part)) for name, part in value.items()]
+        elif key != "peers":
+            told.append((key, cell(value)))
+    return told
 
 
 def cell(value: Any) -> str:
@@ -101,8 +110,10 @@ def cell(value: Any) -> str:
         return "not measured"
     if isinstance(value, float):
         return f"{value:.4g}"
-    if isinstance(value, (list, dict)):
-        return json.dumps(value)
+    if isinstance(value, dict):
+        return " · ".join(f"{key} {cell(part)}" for key, part in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(cell, value)) or "none"
     return str(value)
 
 

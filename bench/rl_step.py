@@ -1,7 +1,8 @@
 """One synchronous RL step (generate a batch of groups, train on it, publish) against TRL's.
 
-Same model, prompts, group size, length limit and share of groups without variance on both sides;
-rewards are given by position, so that no side's luck decides how much there is to train on. TRL
+Same model, prompts (the demo's own), group size, length limit and share of groups without variance
+on both sides; rewards are given by position, so that no side's luck decides how much there is to
+train on. TRL
 runs in its own environment (`bench/peers/setup.sh trl`); without it the ratio is null.
 """
 
@@ -23,7 +24,15 @@ from posttrain.engine import threads
 
 PEERS = Path(__file__).parent / "peers"
 PEER_PYTHON = PEERS / "envs" / "trl" / "bin" / "python"
-SYSTEM = "Reply with only the final answer."
+DOMAINS = (
+    "easy.basic_arithmetic",
+    "easy.chain_sum",
+    "easy.products",
+    "easy.gcd",
+    "easy.decimal_chain_sum",
+    "reasoning_gym.number_sequence",
+)
+"""What the demo trains on, but for its tool domain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,23 +95,20 @@ def compare(job: Job, *, only: str | None = None) -> dict[str, Any]:
 
 
 def texts(job: Job, tokenizer: Any) -> list[list[str]]:
-    """Rendered prompts of each step: sums and differences, with the answer begun."""
-    chance = seeds.stream("bench", "rl_step")
+    """Rendered prompts of each step: tasks of the demo's domains that want an answer, in turn."""
+    from posttrain.domains import catalogue
+    from posttrain.rollout.render import Renderer
+    from posttrain.rollout.tokenizer import TransformersTokenizer
+
+    renderer = Renderer(TransformersTokenizer(tokenizer))
+    domains = [catalogue.load(catalogue.find(name).reference) for name in DOMAINS]
     steps = []
-    for _ in range(job.steps):
-        steps.append([])
-        for _ in range(job.prompts):
-            question = (
-                f"What is {chance.randint(1, 99)} {chance.choice('+-')} {chance.randint(1, 99)}?"
-            )
-            messages = [
-                {"role": "system", "content": SYSTEM},
-                {"role": "user", "content": question},
-            ]
-            rendered = tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=False
-            )
-            steps[-1].append(rendered + "Answer:")
+    for step in range(job.steps):
+        tasks = [
+            domains[index % len(domains)].task(step * job.prompts + index, level=0)
+            for index in range(job.prompts)
+        ]
+        steps.append([tokenizer.decode(renderer.prompt(task)) for task in tasks])
     return steps
 
 

@@ -112,12 +112,12 @@ class VerifierError(PosttrainError, RuntimeError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint such as `; did you mean 'learning_rate'?`, or an empty string.
+    """A hint such as ` (did you mean 'learning_rate'?)`, or an empty string.
 
     >>> nearest("learning_rat", ["learning_rate", "steps"])
-    "; did you mean 'learning_rate'?"
+    " (did you mean 'learning_rate'?)"
     >>> nearest("zzz", ["learning_rate"])
     ''
     """
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean '{matches[0]}'?" if matches else ""
+    return f" (did you mean '{matches[0]}'?)" if matches else ""

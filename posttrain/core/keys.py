@@ -58,9 +58,9 @@ def hint(model: type[BaseModel], path: KeyPath) -> str:
     >>> Train = create_model("Train", num_epochs=(int, 1))
     >>> Run = create_model("Run", train=(Train, Train()))
     >>> hint(Run, ("train", "num-epochs"))
-    "; did you mean 'train.num_epochs'?"
+    " (did you mean 'train.num_epochs'?)"
     >>> hint(Run, ("trane", "num_epochs"))
-    "; did you mean 'train.num_epochs'?"
+    " (did you mean 'train.num_epochs'?)"
     >>> hint(Run, ("num_epochs",))
     "; it belongs to section [train]: 'train.num_epochs'"
     """
@@ -71,18 +71,18 @@ def hint(model: type[BaseModel], path: KeyPath) -> str:
     wanted = _plain(names[-1])
     for candidate in siblings:
         if _plain(candidate[-1]) == wanted:
-            return f"; did you mean '{dotted(candidate)}'?"
+            return f" (did you mean '{dotted(candidate)}'?)"
     same = [path for path in others if _plain(path[-1]) == wanted]
     if same:
         path = max(same, key=lambda path: _likeness(dotted(names[:-1]), dotted(path[:-1])))
         if not siblings and _likeness(dotted(names[:-1]), dotted(path[:-1])) >= _ALIKE:
-            return f"; did you mean '{dotted(path)}'?"
+            return f" (did you mean '{dotted(path)}'?)"
         place = dotted(path[:-1])
         where = f"section [{place}]" if place else "the top level"
         return f"; it belongs to {where}: '{dotted(path)}'"
     near = _closest(names, siblings, _ALIKE) or _closest(names, others, 0.75)
     if near:
-        return f"; did you mean '{dotted(near)}'?"
+        return f" (did you mean '{dotted(near)}'?)"
     return _listing(names[:-1], siblings or [key.path for key in settings if len(key.path) == 1])
 
 

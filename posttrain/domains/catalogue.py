@@ -141,7 +141,7 @@ def find(name: str) -> Entry:
     known = {entry.name: entry for entry in entries()}
     if name not in known:
         raise UsageError(
-            f"unknown domain {name!r}{nearest(name, known)}", "see `posttrain domains ls`"
+            f"unknown domain {name!r}{nearest(name, known)}.", "see `posttrain domains ls`"
         )
     return known[name]
 

@@ -261,5 +261,5 @@ def tool_named(name: str) -> Tool:
         UsageError: there is none of that name.
     """
     if name not in TOOLS:
-        raise UsageError(f"unknown tool {name!r}{nearest(name, TOOLS)} Known: {', '.join(TOOLS)}.")
+        raise UsageError(f"unknown tool {name!r}{nearest(name, TOOLS)}. Known: {', '.join(TOOLS)}.")
     return TOOLS[name]

@@ -77,7 +77,7 @@ def load(name: str) -> Domain:
         return _task_set(path)
     module = _module(path)
     if not hasattr(module, attribute):
-        raise UsageError(f"{path} has no {attribute!r}{nearest(attribute, vars(module))}")
+        raise UsageError(f"{path} has no {attribute!r}{nearest(attribute, vars(module))}.")
     return made(getattr(module, attribute))
 
 

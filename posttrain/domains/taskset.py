@@ -204,4 +204,4 @@ def _known(value: Json, known: Sequence[str], where: str) -> None:
     for key in value:
         if key not in known:
             hint = nearest(str(key), known) or f"; known: {', '.join(known)}"
-            raise ConfigError(f"{where}: unknown key {key!r}{hint}")
+            raise ConfigError(f"{where}: unknown key {key!r}{hint}.")

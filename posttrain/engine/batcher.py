@@ -3,9 +3,12 @@
 One token budget a step: every decoding request of the slot gets one token, the rest goes to
 prefills. Requests with the same prompt ids in the same slot share it: while the first prefills, the
 others wait and then sample from its last position; later ones fork its blocks and compute only the
-prompt's last token. Out of blocks, the least urgent running request is put back to be computed
-again. It decides and counts; it runs nothing. The one thing that must stay true: blocks are shared
-only among requests whose keys and values all come from the slot's current version.
+prompt's last token. Requests that only begin alike share the full blocks of what they have in
+common, from the step on in which these are computed (a layer writes the keys and values of a step
+before it looks at any), whether the first is still there or not. Out of blocks, the least urgent
+running request is put back to be computed again. It decides and counts; it runs nothing. The one
+thing that must stay true: blocks are shared only among requests whose keys and values all come from
+the slot's current version.
 """
 
 from __future__ import annotations
@@ -67,7 +70,7 @@ class BatcherStats:
     computed_tokens: int
     """Tokens that went through the model."""
     shared_tokens: int
-    """Prompt tokens that did not, because another request had computed them."""
+    """Known tokens that did not, because another request had computed them."""
     sampled_tokens: int
     puts_back: int
     aborted: int
@@ -83,6 +86,8 @@ class Batcher:
         self._running: dict[str, list[Request]] = {}
         self._holders: dict[Prefix, dict[int, Request]] = {}
         """Running requests whose blocks start with a prompt, all of the current version."""
+        self._versions: dict[str, int] = {}
+        """Slot → the version it holds."""
         self._computed = self._shared = self._sampled = self._puts_back = self._aborted = 0
 
     @property
@@ -117,9 +122,11 @@ class Batcher:
         request.abort()
         self._aborted += 1
 
-    def renew(self, slot: str) -> None:
-        """The slot has new weights: what was computed before is never shared again."""
+    def renew(self, slot: str, *, version: int) -> None:
+        """The slot has these weights now: what was computed before is never shared again."""
+        self._versions[slot] = version
         self._holders = {key: kept for key, kept in self._holders.items() if key[0] != slot}
+        self._blocks.forget(slot)
 
     def plan(self) -> Step | None:
         """The next step, or None where no request can be moved. Blocks are taken here."""
@@ -132,9 +139,10 @@ class Batcher:
                 return Step(slot, tuple(plan.chunks), tuple(plan.copies))
         return None
 
-    def finish(self, step: Step, draws: Sequence[Draw], *, version: int) -> list[Request]:
-        """A step was run under `version`; returns the requests that ended with it."""
+    def finish(self, step: Step, draws: Sequence[Draw]) -> list[Request]:
+        """A step was run; returns the requests that ended with it."""
         assert len(draws) == len(step.samplers), f"{len(draws)} draws, {len(step.samplers)} wanted"
+        version = self._versions[step.slot]
         remaining, ended = iter(draws), []
         for chunk in step.chunks:
             self._computed += chunk.last - chunk.first
@@ -219,18 +227,21 @@ class Batcher:
         """Give a request the blocks of all its known tokens, if that leaves every running request
         one to grow into.
         """
-        last = len(request.tokens)
-        first = 0 if holder is None else min(request.num_prompt, last - 1)
-        table = [] if holder is None else self._blocks.fork(holder.blocks, tokens=first)
+        slot, last = request.asked.slot, len(request.tokens)
+        if holder is None:
+            table = self._blocks.adopt(slot, request.tokens[: last - 1])
+            first = len(table) * self._blocks.size
+        else:
+            first = min(request.num_prompt, last - 1)
+            table = self._blocks.fork(holder.blocks, tokens=first)
         reserve = sum(map(len, self._running.values()))
         if self._blocks.cost(table, first=first, last=last) + reserve > self._blocks.free:
             self._blocks.release(table)
             return False
         self._start(request, table)
         plan.copies += self._blocks.extend(request.blocks, first=first, last=last)
-        if holder is not None and first:
-            assert holder.oldest_kv is not None, "a holder that has computed nothing"
-            request.compute(first, version=holder.oldest_kv)
+        if first:
+            request.compute(first, version=self._versions[slot])
             self._shared += first
         self._holders.setdefault(_prefix(request), {})[request.order] = request
         return True
@@ -243,6 +254,9 @@ class Batcher:
             samplers = (request, *self._join(request))
         plan.budget -= last - request.computed
         plan.chunks.append(Chunk(request, request.computed, last, samplers))
+        filled = self._blocks.size * (last // self._blocks.size) > request.computed
+        if filled and request.oldest_kv in (None, self._versions[plan.slot]):
+            self._blocks.remember(plan.slot, request.tokens[:last], request.blocks)
 
     def _join(self, leader: Request) -> list[Request]:
         """Waiting requests that sample their first token from where the leader's prompt ends."""

@@ -114,9 +114,7 @@ class Decoder(nn.Module):
         """Final hidden states (T, C), the last norm applied. `positions_T` may be in any order;
         which tokens see which is the business of `attend` alone.
         """
-        # Not `functional.embedding`: its gradient of a bfloat16 row is summed token by token in
-        # bfloat16, and a frequent token's is then wrong by whole per cents.
-        x_TC = widened(self.embed.index_select(0, ids_T))
+        x_TC = widened(_Lookup.apply(self.embed, ids_T))
         cos_T1D, sin_T1D = self.rotary.table(positions_T, self.dtype)
         for index, layer in enumerate(self.layers):
             x_TC = self.block(index, layer, x_TC, (cos_T1D, sin_T1D), attend)
@@ -189,6 +187,30 @@ class Decoder(nn.Module):
     def _over(self, tensors: Mapping[str, torch.Tensor]) -> Decoder:
         names = {name.removeprefix("layers."): tensor for name, tensor in tensors.items()}
         return Decoder(config=self.config, shape=self.shape, rotary=self.rotary, tensors=names)
+
+
+class _Lookup(torch.autograd.Function):
+    """Rows of an embedding. Of torch's own gradients one sums a token's in bfloat16, which makes a
+    frequent token's wrong by whole per cents, and the other is as large as the embedding: twice
+    56 MB of new memory at every pass. This one is summed in float32 and sparse.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, embed_VC: torch.Tensor, ids_T: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(ids_T)
+        ctx.shape = embed_VC.shape
+        return embed_VC.index_select(0, ids_T)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (ids_T,) = ctx.saved_tensors
+        known_N, which_T = ids_T.unique(return_inverse=True)
+        wide_TC = widened(grads[0])
+        sums_NC = wide_TC.new_zeros(len(known_N), wide_TC.shape[1]).index_add_(0, which_T, wide_TC)
+        return torch.sparse_coo_tensor(
+            known_N[None], sums_NC.to(grads[0].dtype), ctx.shape,
+            is_coalesced=True, check_invariants=False,
+        ), None  # fmt: skip
 
 
 class Rotary:
@@ -304,7 +326,7 @@ def write_pretrained(model: Any, directory: Path) -> None:
         save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
         source = Path(model.config.name_or_path or directory)
         for companion in (path for pattern in _COMPANIONS for path in source.glob(pattern)):
-            if companion.parent != directory:
+            if companion.parent != directory and companion.is_file():
                 shutil.copyfile(companion, directory / companion.name)
     except OSError as error:
         raise CheckpointError(

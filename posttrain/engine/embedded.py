@@ -32,7 +32,7 @@ from posttrain.engine.request import Request
 from posttrain.engine.runner import run_step
 from posttrain.engine.settings import EngineSettings
 from posttrain.engine.text import TokenBytes
-from posttrain.engine.weights import Weights
+from posttrain.engine.weights import TRAIN, Weights
 
 T = TypeVar("T")
 BLOCK_TOKENS = 16
@@ -119,6 +119,7 @@ class EmbeddedEngine:
             self._blocks, max_batch=settings.max_batch, max_step_tokens=settings.max_step_tokens
         )
         self._weights = Weights(model, version=version)
+        self._batcher.renew(TRAIN, version=version)
         self._in_flight: dict[int, _InFlight] = {}
         self._jobs: dict[Work, deque[_Job]] = {Work.TRAIN: deque(), Work.UPDATE: deque()}
         self._orders = 0
@@ -166,7 +167,6 @@ class EmbeddedEngine:
     def publication(self, version: int, parent: int) -> Generator[None, None, None]:
         """The work item that publishes, for whoever lets it end an update of its own."""
         self._weights.publish(version=version, parent=parent)
-        self._batcher.renew("train")
         return
         yield
 
@@ -288,6 +288,7 @@ class EmbeddedEngine:
             self._next_item(self._jobs[kind])
             if kind is Work.UPDATE:
                 self._weights.touch()
+                self._batcher.renew(TRAIN, version=self._weights.versions[TRAIN])
         with self._counting:
             self._busy_s[kind.value] += self._clock.now_s() - began
 
@@ -301,7 +302,7 @@ class EmbeddedEngine:
             draws = run_step(step, model=slot.model, store=self._store)
             with self._counting:
                 self._steps += 1
-                ended = self._batcher.finish(step, draws, version=slot.version)
+                ended = self._batcher.finish(step, draws)
         except Exception as error:  # mapped here, where it enters
             failure = EngineError(f"an engine step failed: {error}.", "see the cause of this error")
             failure.__cause__ = error
@@ -359,12 +360,14 @@ class EmbeddedEngine:
         with self._counting:
             for left in self._in_flight.values():
                 self._batcher.abort(left.request)
+            for slot, version in self._weights.versions.items():  # what was planned is not there
+                self._batcher.renew(slot, version=version)
         for left in self._in_flight.values():
             left.waiter.give(error)
         self._in_flight.clear()
 
     def _pinning(self, slot: str) -> Generator[None, None, int]:
         version = self._weights.pin(slot)
-        self._batcher.renew(slot)
+        self._batcher.renew(slot, version=version)
         return version
         yield

@@ -94,7 +94,7 @@ def resolve(name_or_path: str) -> Path:
     known = sorted({*SOURCES, *(model.name for model in ls())})
     raise PreflightError(
         f"no model '{name_or_path}', neither a directory with config.json nor a name in "
-        f"{cache_dir()}{nearest(name_or_path, known) or '.'}",
+        f"{cache_dir()}{nearest(name_or_path, known)}.",
         "posttrain models ls",
     )
 

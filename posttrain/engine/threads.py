@@ -74,25 +74,35 @@ def configure() -> bool:
     return True
 
 
-def take_cores() -> None:
-    """Let the calling thread, and no other, compute with all threads that `configure` found. Of a
-    list, as OpenMP allows it (one number a level of nesting), the first counts.
+def wanted() -> int | None:
+    """How many threads `configure` found for computing; None where it was not called. Of a list, as
+    OpenMP allows it (one number a level of nesting), the first counts.
 
     Raises:
         EngineError: what a person has set is no number of threads.
     """
-    import torch
-
     wanted = os.environ.get(COMPUTE_THREADS)
     if not wanted:
-        return
+        return None
     first = wanted.split(",")[0].strip()
     if not first.isdecimal() or int(first) < 1:
         raise EngineError(
             f"OMP_NUM_THREADS wants a whole number of threads, got {wanted!r}.",
             "unset it, or set it to the number of cores to compute with",
         )
-    torch.set_num_threads(int(first))
+    return int(first)
+
+
+def take_cores() -> None:
+    """Let the calling thread, and no other, compute with all threads that are `wanted`.
+
+    Raises:
+        EngineError: as `wanted`.
+    """
+    import torch
+
+    if (number := wanted()) is not None:
+        torch.set_num_threads(number)
 
 
 def _keep_freed_memory() -> None:

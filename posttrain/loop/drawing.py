@@ -101,7 +101,7 @@ def _weighed(keys: Sequence[Key], weights: Mapping[str, float]) -> list[Key]:
     for name in weights:
         if name not in levels:
             raise ConfigError(
-                f"sft.weights names {name!r}, which is not trained on{nearest(name, levels)}",
+                f"sft.weights names {name!r}, which is not trained on{nearest(name, levels)}.",
                 "add it to domains.train, or take it out of sft.weights",
             )
     shares = [

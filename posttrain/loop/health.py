@@ -29,7 +29,6 @@ class HealthStats:
 
     attempts: int
     failures: int
-    quarantined: bool
 
 
 class Health:
@@ -38,16 +37,12 @@ class Health:
     def __init__(self) -> None:
         self._failed: deque[bool] = deque(maxlen=WINDOW)
         self._evidence: deque[str] = deque(maxlen=3)
-        self._quarantined = False
 
     def record(self, outcomes: Iterable[Outcome], *, errors: Sequence[str] = ()) -> bool:
-        """Take in ended attempts; True where the domain is to be quarantined now (once)."""
+        """Take in ended attempts; True where the domain should be in quarantine."""
         self._failed.extend(outcome in FAILURES for outcome in outcomes)
         self._evidence.extend(error for error in dict.fromkeys(errors) if error)
-        sick = sum(self._failed) >= max(MIN_FAILURES, len(self._failed) / 2)
-        due = sick and not self._quarantined
-        self._quarantined = self._quarantined or due
-        return due
+        return sum(self._failed) >= max(MIN_FAILURES, len(self._failed) / 2)
 
     @property
     def evidence(self) -> str:
@@ -61,8 +56,4 @@ class Health:
 
     def stats(self) -> HealthStats:
         """How the domain's last attempts ended."""
-        return HealthStats(
-            attempts=len(self._failed),
-            failures=sum(self._failed),
-            quarantined=self._quarantined,
-        )
+        return HealthStats(attempts=len(self._failed), failures=sum(self._failed))

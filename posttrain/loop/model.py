@@ -18,6 +18,7 @@ import torch
 from posttrain.core import seeds
 from posttrain.core.task import Json
 from posttrain.engine import model as models
+from posttrain.engine import threads
 from posttrain.engine.model import AnyDecoder
 from posttrain.engine.models import complete, resolve
 from posttrain.engine.text import token_bytes
@@ -109,7 +110,7 @@ def environment(config: RunConfig, model: Model) -> dict[str, Json]:
         "dtype": config.model.dtype,
         "seed": config.run.seed,
         "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
+        "threads": threads.wanted() or torch.get_num_threads(),
         "machine": f"{platform.machine()} {platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -6,10 +6,15 @@ everything its carrying out needs, so that the driver decides nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from posttrain.core.verdict import Outcome
+from posttrain.loop.health import Health
+
+DOMAIN_ERROR = "domain_error"
+"""How the reason begins for which attempts are dropped that have no task: their domain raised."""
 
 
 class Phase(StrEnum):
@@ -89,6 +94,8 @@ class Position:
     pending: tuple[Pending, ...] = ()
     evaluated: frozenset[str] = frozenset()
     quarantined: frozenset[str] = frozenset()
+    health: Mapping[str, Health] = field(default_factory=dict)
+    """How each domain's last attempts ended, those of pending draws not counted."""
 
 
 # --- events -----------------------------------------------------------------------------------

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 
 from posttrain.core import events
 from posttrain.core.trajectory import AttemptKey
-from posttrain.loop.moves import Pending, Phase, Position
-from posttrain.schedule.account import Account, Status
+from posttrain.core.verdict import Outcome
+from posttrain.loop.health import Health
+from posttrain.loop.moves import DOMAIN_ERROR, Pending, Phase, Position
+from posttrain.schedule.account import Account, Attempt, Status
 from posttrain.schedule.staleness import Lineage
 
 QUARANTINE = "quarantine"
@@ -81,18 +83,36 @@ class Past:
             ),
             evaluated=frozenset(one.point for one in self.evaluated),
             quarantined=frozenset(self.quarantined),
+            health=self._health(),
         )
 
     def statuses(self, draw: int) -> Mapping[AttemptKey, Status | None]:
         """Where each attempt of a draw stands; None: it never entered."""
-        drawn = self.draws[draw]
-        keys = [AttemptKey(run=self.run, draw=draw, member=m) for m in range(drawn.size)]
-        attempts = {key: self.account.attempt(key.hex) for key in keys}
+        attempts = {key: self.account.attempt(key.hex) for key in self._keys(self.draws[draw])}
         return {key: a.status if a is not None else None for key, a in attempts.items()}
+
+    def _keys(self, draw: events.Drawn) -> list[AttemptKey]:
+        return [AttemptKey(run=self.run, draw=draw.draw, member=m) for m in range(draw.size)]
+
+    def _health(self) -> dict[str, Health]:
+        """What is pending ends once more when its draw is opened again, and counts then."""
+        found: dict[str, Health] = {}
+        for draw in filter(self._is_settled, self.draws.values()):
+            known = map(self.account.attempt, (key.hex for key in self._keys(draw)))
+            ends = [end for one in known if one and (end := _end(one))]
+            found.setdefault(draw.domain, Health()).record(ends)
+        return found
 
     def _is_settled(self, draw: events.Drawn) -> bool:
         settled = (Status.TRAINED, Status.DROPPED)
         return all(status in settled for status in self.statuses(draw.draw).values())
+
+
+def _end(attempt: Attempt) -> Outcome | None:
+    """How an attempt ended; None where it was dropped for no failing of its own."""
+    if attempt.reason.startswith(DOMAIN_ERROR):
+        return Outcome.INFRA_FAILED
+    return Outcome(attempt.finished.outcome) if attempt.finished else None
 
 
 def fold(ledger: Iterable[events.LedgerEvent]) -> Past:

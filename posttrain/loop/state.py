@@ -21,6 +21,7 @@ from posttrain.core.errors import IllegalTransitionError
 from posttrain.core.verdict import Outcome
 from posttrain.loop.health import Health
 from posttrain.loop.moves import (
+    DOMAIN_ERROR,
     Begin,
     BudgetSpent,
     Draw,
@@ -111,7 +112,7 @@ class Loop:
         self._shelf = Shelf(lineage, waiting=position.pending)
         self._evaluated = set(position.evaluated)
         self._quarantined = set(position.quarantined)
-        self._health: dict[str, Health] = {}
+        self._health = dict(position.health)
         self._over: set[Phase] = set()
         self._active: PhasePlan | None = None
         self._dry: SourceDry | None = None
@@ -333,7 +334,7 @@ class Loop:
         if event.draw not in self._shelf.open:
             return []
         self._shelf.open.discard(event.draw)
-        dropped = DropGroup(draw=event.draw, reason=f"domain_error: {event.error}")
+        dropped = DropGroup(draw=event.draw, reason=f"{DOMAIN_ERROR}: {event.error}")
         failures = [Outcome.INFRA_FAILED] * event.size
         return [dropped, *self._judge_health(event.domain, failures, errors=[event.error])]
 

@@ -74,16 +74,15 @@ class BubblewrapSandboxes:
         self, environment: Environment, beside: Sealed | None, over: Sealed | None
     ) -> AsyncIterator[Sandbox]:
         channel, strict = await self._connect(), over is None
+        base: AbstractAsyncContextManager[Sealed | None] = contextlib.nullcontext(over)
         if over is None and environment.setup:
-            over = await self._prepared.get(
-                environment, lambda: self._prepare(environment, channel)
-            )
-        sandbox = self._sandbox(channel, environment)
-        try:
-            await sandbox.open(beside, over, strict=strict)
+            base = self._prepared.use(environment, lambda: self._prepare(environment, channel))
+        async with contextlib.AsyncExitStack() as stack:
+            async with base as below:
+                sandbox = self._sandbox(channel, environment)
+                stack.push_async_callback(sandbox.close)
+                await sandbox.open(beside, below, strict=strict)
             yield sandbox
-        finally:
-            await sandbox.close()
 
     def _sandbox(self, channel: Channel, environment: Environment) -> BubblewrapSandbox:
         name = self._leases.add()

@@ -15,7 +15,7 @@ import os
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -136,24 +136,26 @@ class Channel:
             self._socket.close()
 
     def _listen(self) -> None:
-        decoder, files = wire.Decoder(), deque[int]()
+        decoder, files = wire.Decoder(), deque[wire.Descriptor]()
         while True:
             data, came, _, _ = socket.recv_fds(self._socket, 1 << 18, _MOST_FILES)
-            files += came
             if not data:
                 return
-            for frame in decoder.feed(data):
-                number = frame.head["id"]
-                frame = replace(
-                    frame, files=tuple(files.popleft() for _ in range(frame.head.get("files", 0)))
-                )
-                if "part" in frame.head:
-                    if number in self._listeners:
-                        self._listeners[number](frame.head["part"], frame.body)
-                    continue
-                self._listeners.pop(number, None)
-                with self._lock:
-                    answer = self._waiting.pop(number, None)
-                if answer is not None:
-                    with contextlib.suppress(concurrent.futures.InvalidStateError):
-                        answer.set_result(frame)
+            files += map(wire.Descriptor, came)
+            self._deliver(decoder.feed(data), files)
+
+    def _deliver(self, frames: Iterable[wire.Frame], files: deque[wire.Descriptor]) -> None:
+        """Give each frame to whoever waits for it; nothing is kept here of one that nobody does."""
+        for frame in frames:
+            number = frame.head["id"]
+            brought = tuple(files.popleft() for _ in range(frame.head.get("files", 0)))
+            if "part" in frame.head:
+                if number in self._listeners:
+                    self._listeners[number](frame.head["part"], frame.body)
+                continue
+            self._listeners.pop(number, None)
+            with self._lock:
+                answer = self._waiting.pop(number, None)
+            if answer is not None:
+                with contextlib.suppress(concurrent.futures.InvalidStateError):
+                    answer.set_result(replace(frame, files=brought))

@@ -69,6 +69,9 @@ class Run:
         Raises:
             SandboxError: the command could not be started, or would not die.
         """
+        if self._stopped.is_set():
+            return self._result(None)
+        self._watch.go_on()
         pipes = [Pipe(inward=True), *(Pipe(inward=False) for _ in range(3))]
         stdin, out, err, told = pipes
         try:
@@ -140,12 +143,12 @@ class Run:
 
 
 class Stopwatch:
-    """Active time against a limit."""
+    """Active time against a limit, standing still at first."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._before_s = 0.0
-        self._since_s: float | None = time.monotonic()
+        self._since_s: float | None = None
         self._changed = asyncio.Event()
 
     @property

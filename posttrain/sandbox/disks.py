@@ -133,8 +133,7 @@ class Disks:
             OSError: the kernel refused. SandboxError: there are too many layers.
         """
         layers = over.layers if over is not None and self.shares else ()
-        if len(layers) > MOST_LAYERS:
-            raise SandboxError(f"a sandbox over {len(layers)} layers; at most {MOST_LAYERS} work.")
+        self.check_depth(len(layers))
         with contextlib.ExitStack() as clones:
             lower = self._clones([layer.place for layer in layers], clones)
             artefacts = self._clones([beside] if beside else [], clones)
@@ -158,6 +157,16 @@ class Disks:
             size=size, mounts=mounts, workspace=workspace, artefacts=beside is not None,
             layers=tuple(layer.use() for layer in layers),
         )  # fmt: skip
+
+    def check_depth(self, layers: int) -> None:
+        """Raises:
+        SandboxError: a disk over so many layers is not possible.
+        """
+        if layers > MOST_LAYERS:
+            raise SandboxError(
+                f"a sandbox over {layers} snapshots of one another; at most {MOST_LAYERS} work.",
+                next_step="snapshot less often, or begin anew from the files that are needed.",
+            )
 
     def guard(self, disk: Disk, path: Sequence[str], *, cover: str | None) -> None:
         """Make what is at a path of the workspace read-only, or cover it with a folder or file that

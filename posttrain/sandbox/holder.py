@@ -189,6 +189,7 @@ class Holder:
             await lease.thawed.wait()
             os.fchmod(lease.disk.workspace, _ENTERABLE)
             live = await self._live(lease)
+            await lease.thawed.wait()
             deaths = cgroups.oom_kills(lease.group) if lease.group else 0
             result = await run.run(live)
             disk = os.fstatvfs(lease.disk.workspace)
@@ -279,32 +280,40 @@ class Holder:
         return {"found": data is not None}, data or b""
 
     async def _seal(self, lease: Lease) -> None:
-        """End what runs and make the disk a layer."""
+        """End what runs and make the disk a layer; where that fails the lease is lost."""
         await self._end_runs(lease)
         os.fchmod(lease.disk.workspace, _ENTERABLE)
         workspace.sweep(lease.disk.workspace)
         try:
             lease.disk = self._disks.seal(lease.disk)
         except OSError as error:
+            self._let_go(lease)
             raise SandboxError(f"a workspace could not be sealed: {error}") from error
 
     async def _snapshot(self, lease: Lease, name: str) -> None:
-        """Seal what there is under a name of its own; the lease goes on over it."""
+        """Seal what there is under a name of its own; the lease goes on over it, or is lost where
+        the machine does not let it. One that is too deep for that goes on as it was.
+        """
+        self._disks.check_depth(len(lease.disk.layers) + 1)
         await self._seal(lease)
         sealed = lease.disk
-        self._leases[name] = Lease(name=name, disk=sealed, group=None)
         try:
             lease.disk = self._disks.make(sealed.size, over=sealed, beside=sealed.beside)
             self._guard(lease, strict=False)
         except OSError as error:
-            del self._leases[lease.name]
+            if lease.disk is not sealed:
+                sealed.close()
+            self._let_go(lease)
             raise SandboxError(f"a sandbox could not go on over its seal: {error}") from error
+        self._leases[name] = Lease(name=name, disk=sealed, group=None)
 
     async def _close(self, name: str) -> None:
         lease = self._leases.get(name)
         if lease is not None:
-            await self._end_runs(lease)
-            self._let_go(lease)
+            try:
+                await self._end_runs(lease)
+            finally:
+                self._let_go(lease)
 
     def _let_go(self, lease: Lease) -> None:
         self._leases.pop(lease.name, None)

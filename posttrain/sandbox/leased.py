@@ -195,9 +195,9 @@ class BubblewrapSandbox(_Held):
         async with self._opening:
             answer = await self._ask("door", known=self._door)
             self._door = answer.head["number"]
-            for number in answer.files:
+            for file in answer.files:
                 await self._close_door()
-                door = socket.socket(fileno=number)
+                door = socket.socket(fileno=file.take())
                 self._proxy = Proxy(door, network=self._environment.network, tell=self._tell)
                 self._proxy.start()
 

@@ -7,11 +7,13 @@ true: two environments share only if their files, their set-up and what limits t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import asdict, dataclass
+from weakref import WeakValueDictionary
 
 from posttrain.core.containment import Sealed
 from posttrain.core.task import Environment
@@ -19,38 +21,52 @@ from posttrain.core.task import Environment
 MOST_KEPT = 64
 
 
+@dataclass(slots=True)
+class _Kept:
+    sealed: Sealed
+    users: int = 0
+
+
 class Prepared:
-    """Sealed workspaces, the least recently used of which are let go."""
+    """Sealed workspaces, the least recently used of which are let go; never one in use."""
 
     def __init__(self, most: int = MOST_KEPT) -> None:
         self._most = most
-        self._kept: OrderedDict[str, Sealed] = OrderedDict()
-        self._making: dict[str, asyncio.Lock] = {}
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._making: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    async def get(self, environment: Environment, make: Callable[[], Awaitable[Sealed]]) -> Sealed:
+    @contextlib.asynccontextmanager
+    async def use(
+        self, environment: Environment, make: Callable[[], Awaitable[Sealed]]
+    ) -> AsyncIterator[Sealed]:
         """The kept one, or a new one; whoever asks meanwhile waits for the same."""
         key = key_of(environment)
-        async with self._making.setdefault(key, asyncio.Lock()):
-            try:
-                if key not in self._kept:
-                    self._kept[key] = await make()
-                self._kept.move_to_end(key)
-                found = self._kept[key]
-            finally:
-                self._making.pop(key, None)
-        while len(self._kept) > self._most:
-            _, oldest = self._kept.popitem(last=False)
-            await oldest.close()
-        return found
+        making = self._making.setdefault(key, asyncio.Lock())
+        async with making:
+            if key not in self._kept:
+                self._kept[key] = _Kept(await make())
+        self._kept.move_to_end(key)
+        kept = self._kept[key]
+        kept.users += 1
+        try:
+            yield kept.sealed
+        finally:
+            kept.users -= 1
+            await self._let_go_old()
+
+    async def _let_go_old(self) -> None:
+        unused = [key for key, kept in self._kept.items() if not kept.users]
+        for key in unused[: max(0, len(self._kept) - self._most)]:
+            await self._kept.pop(key).sealed.close()
 
     async def clear(self) -> None:
         """Let all go."""
         kept, self._kept = self._kept, OrderedDict()
-        for sealed in kept.values():
-            await sealed.close()
+        for each in kept.values():
+            await each.sealed.close()
 
 
 def key_of(environment: Environment) -> str:

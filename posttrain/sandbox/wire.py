@@ -1,12 +1,14 @@
 """Frames between this process and the processes it keeps: a JSON head and raw bytes.
 
-Pure. A frame is two big-endian lengths, the head, the body. The one thing that must stay true: a
-peer that sends garbage gives `FrameError` and never a frame.
+It reads and writes nothing. A frame is two big-endian lengths, the head, the body. The one thing
+that must stay true: a peer that sends garbage gives `FrameError` and never a frame.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,14 +23,31 @@ class FrameError(ValueError):
     """What came is no frame."""
 
 
+class Descriptor:
+    """A descriptor that came along with a frame; closed with this unless somebody took it."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def take(self) -> int:
+        """The descriptor, which is the caller's from now on."""
+        number, self._number = self._number, -1
+        return number
+
+    def __del__(self) -> None:
+        if self._number >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._number)
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One message."""
 
     head: Mapping[str, Any]
     body: bytes = b""
-    files: tuple[int, ...] = ()
-    """Descriptors that came along; whoever takes the frame owns them."""
+    files: tuple[Descriptor, ...] = ()
+    """What came along."""
 
 
 def encode(head: Mapping[str, Any], body: bytes = b"") -> bytes:

@@ -121,7 +121,7 @@ def algorithm(name: str) -> Algorithm:
     """
     if name not in ALGORITHMS:
         raise ConfigError(
-            f"unknown algorithm {name!r}{nearest(name, ALGORITHMS)}",
+            f"unknown algorithm {name!r}{nearest(name, ALGORITHMS)}.",
             f"use one of {', '.join(sorted(ALGORITHMS))}",
         )
     return ALGORITHMS[name]

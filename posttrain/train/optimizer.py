@@ -1,7 +1,8 @@
 """AdamW on float32 masters of the model's parameters, which are updated in place.
 
 Not a schedule (`settings.learning_rate_at`). Masters, gradients and moments are one flat tensor
-each; `accumulate` moves a micro-batch's gradients into the float32 sum and frees them. The one
+each. A parameter's gradient goes into the float32 sum in the very moment that a backward pass has
+it, and is freed: so it is read from the cache, and memory for all of them is never needed. The one
 thing that must stay true: an update whose gradient is not finite changes nothing.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,10 +18,16 @@ import torch
 from posttrain.core.errors import NonFiniteError
 from posttrain.train.settings import OptimizerSettings, learning_rate_at
 
+_PIECE = 1 << 18
+"""Elements added at a time: torch first makes a float32 copy of what it adds, and the copy of a
+whole embedding would be new memory at every step.
+"""
+
 
 class MasterAdamW:
     """Masters and moments (AdamW without weight decay, arXiv 1711.05101, algorithm 2) of named
-    parameters, float64 where the parameters are.
+    parameters that want gradients, float64 where the parameters are. Backward passes add up to the
+    next `update` or `zero`.
     """
 
     def __init__(self, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
@@ -32,20 +40,33 @@ class MasterAdamW:
         self._masters = torch.nn.Parameter(flat)
         self._masters.grad = torch.zeros_like(flat)
         self._adam = torch.optim.AdamW([self._masters], weight_decay=0.0, fused=True)
+        self._totals = self._views(self._grad)
+        self._untouched = set(range(len(named)))
+        """Parameters whose total is not valid: no gradient came yet."""
+        for index, parameter in enumerate(self._parameters):
+            parameter.register_post_accumulate_grad_hook(partial(self._take, index))
 
     @torch.no_grad()
-    def accumulate(self) -> None:
-        """Add the parameters' gradients to the sum and free them."""
-        for parameter, total in zip(self._parameters, self._views(self._grad), strict=True):
-            if parameter.grad is not None:
-                total.add_(parameter.grad)
-                parameter.grad = None
+    def _take(self, index: int, parameter: torch.Tensor) -> None:
+        gradient, total = parameter.grad, self._totals[index]
+        assert gradient is not None, "a parameter has one optimizer"
+        if gradient.is_sparse:
+            if index in self._untouched:
+                total.zero_()
+            rows, values = gradient.coalesce().indices()[0], gradient.coalesce().values()
+            total.index_add_(0, rows, values.to(total.dtype))
+        elif index in self._untouched:
+            total.copy_(gradient)
+        else:
+            pieces = (flat.view(-1).split(_PIECE) for flat in (total, gradient.contiguous()))
+            for sum_piece, piece in zip(*pieces, strict=True):
+                sum_piece.add_(piece)
+        self._untouched.discard(index)
+        parameter.grad = None
 
     def zero(self) -> None:
-        """Forget gradients, accumulated or not."""
-        self._grad.zero_()
-        for parameter in self._parameters:
-            parameter.grad = None
+        """Forget gradients."""
+        self._untouched = set(range(len(self._parameters)))
 
     @torch.no_grad()
     def update(self, settings: OptimizerSettings, *, step: int) -> float:
@@ -54,6 +75,8 @@ class MasterAdamW:
         Raises:
             NonFiniteError: the gradient was not finite; nothing changed.
         """
+        for index in self._untouched:
+            self._totals[index].zero_()
         norm = float(torch.linalg.vector_norm(self._grad))
         if not math.isfinite(norm):
             self.zero()

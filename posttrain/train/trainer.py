@@ -61,7 +61,7 @@ class _Gathered:
 
 
 class LocalTrainer:
-    """Full fine-tuning of one model on one device.
+    """Full fine-tuning of one model, whose only trainer this is, on one device.
 
     `model` is shared: engines see its parameters through views of their own, and every update is
     in place. `reference` holds the starting weights and is needed only for an algorithm's KL.
@@ -217,7 +217,6 @@ class LocalTrainer:
                 "lower the learning rate or resume from the last checkpoint",
             )
         loss.backward()
-        self._optimizer.accumulate()
         return value
 
     def _updated(

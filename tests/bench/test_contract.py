@@ -37,6 +37,25 @@ def test_an_unknown_name_is_refused_with_the_nearest(capsys: pytest.CaptureFixtu
     assert "did you mean 'sample'?" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("sample")
+def test_a_table_is_written_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "BENCHMARKS.md"
+    monkeypatch.setattr(bench, "PAGE", page)
+    assert bench.main(["sample"]) == 0
+    assert not page.exists()
+    assert bench.main(["sample", "--write"]) == 0
+    text = page.read_text()
+    assert "`python -m bench sample` · " in text
+    assert "| `speed` | 12.35 |" in text
+
+
+def test_records_have_a_line_each() -> None:
+    found = {"n": [1, 2.5], "none": [], "pair": {"a": 1, "b": 0.25}, "by": {"x": {"p": 0.001}}}
+    assert bench.rows(found) == [
+        ("n", "1, 2.5"), ("none", "none"), ("pair", "a 1 · b 0.25"), ("by x", "p 0.001"),
+    ]  # fmt: skip
+
+
 def test_a_table_is_replaced_where_it_stands_and_the_rest_is_kept(tmp_path: Path) -> None:
     page = tmp_path / "docs" / "BENCHMARKS.md"
     bench.rewrite(page, "a", "old a")

@@ -139,7 +139,7 @@ def test_an_unknown_key_is_named_with_place_and_nearest_name(
     tmp_path: Path, text: str, key: str, line: int, hint: str
 ) -> None:
     message = refusal(tmp_path, text)
-    assert f"unknown key '{key}' in {tmp_path / 'demo.toml'} line {line}; " in message
+    assert f"unknown key '{key}' in {tmp_path / 'demo.toml'} line {line}" in message
     assert hint in message
 
 

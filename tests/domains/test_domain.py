@@ -88,7 +88,7 @@ def test_an_oracle_without_turns_or_with_a_foreign_tool_is_told() -> None:
 def test_levels_and_tools_are_named_in_errors() -> None:
     with pytest.raises(UsageError, match=r"'own.sums' has levels 0 to 0, got 1"):
         in_levels(Sums(), 1)
-    with pytest.raises(UsageError, match=r"unknown tool 'shel'; did you mean 'shell'"):
+    with pytest.raises(UsageError, match=r"unknown tool 'shel' \(did you mean 'shell'"):
         tool_named("shel")
 
 

@@ -88,7 +88,7 @@ def test_partial_credit_is_not_paid() -> None:
     other = {"True": "False", "False": "True"}[task.private["answer"]]
     assert paid(task, task.private["answer"].lower()) == 1.0
     assert paid(task, other) == 0.0
-    with pytest.raises(UsageError, match=r"'gdc'; did you mean 'gcd'"):
+    with pytest.raises(UsageError, match=r"'gdc' \(did you mean 'gcd'"):
         reasoning_gym.score("gdc", {}, "1")
 
 
@@ -150,7 +150,7 @@ def test_an_own_parameterisation_is_a_domain() -> None:
 
 def test_a_wrong_parameter_is_a_usage_error_with_the_nearest() -> None:
     for params, told in (
-        ({"max_valeu": 9}, r"no parameter 'max_valeu'; did you mean 'max_value'"),
+        ({"max_valeu": 9}, r"no parameter 'max_valeu' \(did you mean 'max_value'"),
         ({"min_value": 9, "max_value": 3}, "refuses"),
         ({"seed": 1}, "no parameter 'seed'"),
     ):

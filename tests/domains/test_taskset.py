@@ -66,19 +66,19 @@ def test_unknown_keys_are_refused_with_the_nearest() -> None:
         record[new] = record.pop(old)
 
     told = broken(lambda v: rename(v["tasks"][0], "objective", "objectiv"))
-    assert told.startswith("office.toml, task 1: unknown key 'objectiv'; did you mean 'objective'")
-    assert "'wieght'; did you mean 'weight'" in broken(
+    assert told.startswith("office.toml, task 1: unknown key 'objectiv' (did you mean 'objective'")
+    assert "'wieght' (did you mean 'weight'" in broken(
         lambda v: v["tasks"][0]["checks"][0].update(wieght=2)
     )
     assert "task 2, limits: unknown key 'max_turn'" in broken(
         lambda v: v["tasks"][1]["limits"].update(max_turn=2)
     )
-    assert "unknown key 'taks'; did you mean 'tasks'" in broken(lambda v: v.update(taks=[]))
+    assert "unknown key 'taks' (did you mean 'tasks'" in broken(lambda v: v.update(taks=[]))
     assert "task 2, environment: unknown key 'file'" in broken(
         lambda v: v["tasks"][1]["environment"].update(file={})
     )
     told = broken(lambda v: v["tasks"][1]["environment"].update(network={"alow": []}))
-    assert "task 2, environment, network: unknown key 'alow'; did you mean 'allow'" in told
+    assert "task 2, environment, network: unknown key 'alow' (did you mean 'allow'" in told
 
 
 def test_a_task_lists_what_of_the_network_it_may_reach() -> None:

@@ -17,7 +17,10 @@ SIZE = 4
 
 
 def batcher(*, blocks: int = 64, max_batch: int = 4, max_step_tokens: int = 16) -> Batcher:
-    return Batcher(Blocks(blocks, size=SIZE), max_batch=max_batch, max_step_tokens=max_step_tokens)
+    made = Batcher(Blocks(blocks, size=SIZE), max_batch=max_batch, max_step_tokens=max_step_tokens)
+    for slot in ("train", "eval"):
+        made.renew(slot, version=0)
+    return made
 
 
 class Device:
@@ -32,7 +35,7 @@ class Device:
 
     def update(self, slot: str) -> None:
         self.versions[slot] += 1
-        self.batcher.renew(slot)
+        self.batcher.renew(slot, version=self.versions[slot])
 
     def run(self, step: Step) -> list[Request]:
         for copy in step.copies:
@@ -40,10 +43,15 @@ class Device:
         for chunk in step.chunks:
             self.write(chunk.request, chunk.first, chunk.last)
         for chunk in step.chunks:
+            current = self.versions[step.slot]
+            shared = [self.entry(chunk.request, p)[1] for p in range(chunk.request.computed)]
+            assert min(shared, default=current) == min(
+                current if chunk.request.oldest_kv is None else chunk.request.oldest_kv, current
+            )
             for request in (chunk.request, *chunk.samplers):
                 self.read(request, chunk.last)
         draws = [Draw(self.next_token(request), -1.0) for request in step.samplers]
-        ended = self.batcher.finish(step, draws, version=self.versions[step.slot])
+        ended = self.batcher.finish(step, draws)
         for request in self.batcher.requests():
             entries = [self.entry(request, p) for p in range(request.computed)]
             assert request.oldest_kv == min((version for _, version in entries), default=None)
@@ -98,6 +106,38 @@ def test_a_late_member_of_a_group_computes_only_the_prompts_last_token():
     machine.check()
     device.drain()
     assert late.finish is not None
+
+
+def test_prompts_that_begin_alike_share_full_blocks_from_the_same_step_on():
+    machine = batcher(max_step_tokens=64)
+    device = Device(machine, 64)
+    requests = [Request(ask([*range(10), 90 + i], seed=i), order=i) for i in range(3)]
+    for request in requests:
+        machine.submit(request)
+    step = machine.plan()
+    assert [(c.first, c.last) for c in step.chunks] == [(0, 11), (8, 11), (8, 11)]
+    device.run(step)
+    device.drain()
+    assert machine.stats().shared_tokens == 16
+    later = Request(ask(requests[0].tokens[:15], seed=9), order=3)
+    machine.submit(later)
+    step = machine.plan()
+    assert [(c.first, c.last) for c in step.chunks] == [(12, 15)], "what ended is found again"
+    device.run(step)
+    device.update("train")
+    machine.submit(Request(ask([*range(10)]), order=4))
+    assert [c.first for c in machine.plan().chunks if c.request.order == 4] == [0]
+
+
+def test_what_is_remembered_makes_room_for_what_is_needed():
+    machine = batcher(blocks=6)
+    device = Device(machine, 6)
+    for order in range(5):
+        machine.submit(Request(ask([order] * 9, max_tokens=8), order=order))
+        device.drain()
+    again = Request(ask([4] * 9, max_tokens=8), order=9)
+    machine.submit(again)
+    assert [c.first for c in machine.plan().chunks] == [8]
 
 
 def test_followers_wait_while_their_leader_prefills_in_chunks():

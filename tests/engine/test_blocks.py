@@ -10,6 +10,11 @@ from posttrain.engine.blocks import BlockCopy, Blocks
 SIZE = 4
 
 
+def tokens(written: list[object]) -> list[int]:
+    """What is written stands for its tokens."""
+    return [hash(entry) for entry in written]
+
+
 class Model(RuleBasedStateMachine):
     """Sequences that grow, fork and end, against a memory that is written for real."""
 
@@ -20,6 +25,7 @@ class Model(RuleBasedStateMachine):
         self.tables: dict[int, list[int]] = {}
         self.written: dict[int, list[object]] = {}
         self.names = 0
+        self.ended: list[list[object]] = []
 
     @rule(count=st.integers(1, 9))
     def start(self, count: int) -> None:
@@ -44,10 +50,29 @@ class Model(RuleBasedStateMachine):
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data())
+    def remember(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.tables)))
+        self.pool.remember("slot", tokens(self.written[name]), self.tables[name])
+
+    @precondition(lambda self: self.ended)
+    @rule(data=st.data())
+    def adopt(self, data: st.DataObject) -> None:
+        written = data.draw(st.sampled_from(self.ended))
+        self.names += 1
+        table = self.pool.adopt("slot", tokens(written))
+        self.tables[self.names], self.written[self.names] = table, written[: len(table) * SIZE]
+
+    @rule()
+    def forget(self) -> None:
+        self.pool.forget("slot")
+        assert self.pool.stats().remembered == 0
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.tables)))
         self.pool.release(self.tables.pop(name))
-        del self.written[name]
+        self.ended.append(self.written.pop(name))
 
     def grow(self, name: int, count: int) -> bool:
         table, written = self.tables[name], self.written[name]

@@ -177,16 +177,21 @@ def test_random_submissions_and_cancellations_leak_nothing(model):
 
 
 def test_a_failing_step_fails_everyone_waiting_and_the_engine_serves_again(model, monkeypatch):
+    prompt = range(3, 43)
+
     async def body() -> int:
         with engine(model) as running:
             with monkeypatch.context() as broken:
                 broken.setattr(embedded, "run_step", lambda *a, **k: 1 / 0)
                 results = await asyncio.gather(
-                    *[running.sample(ask([i])) for i in range(3)], return_exceptions=True
+                    *[running.sample(ask([*prompt, i])) for i in range(3)], return_exceptions=True
                 )
+                shared = running.stats().requests.shared_tokens
             assert all(isinstance(result, EngineError) for result in results)
             assert all("division by zero" in str(result) for result in results)
-            return len((await running.sample(ask([1], max_tokens=4))).ids)
+            again = await running.sample(ask(prompt, max_tokens=4))
+            assert running.stats().requests.shared_tokens == shared, "nothing of it was computed"
+            return len(again.ids)
 
     assert asyncio.run(body()) == 4
 

@@ -40,9 +40,12 @@ def exact(tiny: Path) -> AnyDecoder:
 
 
 def mixed_requests(seed: int = 0) -> list:
-    """Groups of three on prompts of many lengths, around the block border too."""
+    """Groups of three on prompts of many lengths, around the block border too, some of which begin
+    alike.
+    """
     chance = random.Random(seed)
     prompts = [[chance.randrange(3, 300) for _ in range(n)] for n in (1, 3, 7, 15, 16, 17, 40)]
+    prompts += [[*prompts[-1][:alike], 5, 6, 7] for alike in (15, 16, 33, 40)]
     return [
         ask(prompt, seed=index * 10 + member, max_tokens=chance.randrange(1, 30),
             temperature=chance.choice((0.7, 1.0, 1.3)))
@@ -130,6 +133,25 @@ def test_a_group_computes_its_prompt_once(model):
     counts = asyncio.run(body())
     assert counts.computed_tokens == 30
     assert counts.shared_tokens == 7 * 30
+
+
+def test_what_requests_have_in_common_is_computed_once_and_a_next_turn_goes_on_from_it(model):
+    system = [(7 * i) % 250 + 3 for i in range(35)]
+    first, second = ask([*system, 1, 2], max_tokens=20), ask([*system, 4], seed=1, max_tokens=4)
+
+    async def body():
+        with engine(model) as running:
+            turn, _ = await asyncio.gather(running.sample(first), running.sample(second))
+            before = running.stats()
+            longer = ask([*first.ids, *turn.ids, 9, 9, 9], seed=2, max_tokens=4)
+            again = await running.sample(longer)
+            return longer, again, before, running.stats()
+
+    longer, again, before, after = asyncio.run(body())
+    assert before.requests.shared_tokens == 32
+    assert after.requests.shared_tokens - before.requests.shared_tokens == 48  # of 37 + 20 + 3
+    assert after.blocks.free == after.blocks.total
+    assert worst_difference(model, longer, again) < 5e-5
 
 
 def test_members_with_different_seeds_differ_and_equal_seeds_agree(model):

@@ -51,7 +51,7 @@ def test_joined_deltas_equal_the_text_of_any_bytes_at_once(data: bytes, cuts: li
     borders = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     pieces, tail = pieces_of(*(data[a:b] for a, b in pairwise(borders)))
     assert "".join(pieces) + tail == data.decode(errors="replace")
-    assert len(tail) <= 1
+    assert len(tail) <= 3, "more is held back than could still become one character"
 
 
 @given(text=st.text(), cuts=st.lists(st.integers(0, 40)))

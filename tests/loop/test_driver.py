@@ -15,6 +15,7 @@ from posttrain.core.errors import CheckpointError, LedgerError, NonFiniteError
 from posttrain.core.events import LedgerEvent, Trained
 from posttrain.core.ports import StepReport
 from posttrain.core.task import Description, Task
+from posttrain.loop.health import WINDOW
 from posttrain.loop.past import fold
 from posttrain.observe.journal import read_notes
 from posttrain.observe.ledger import read_events
@@ -113,6 +114,9 @@ def test_a_broken_domain_is_quarantined_and_the_rest_goes_on(tmp_path: Path) -> 
     assert stats.trained == 12 * 2 * 4
     after = [e for e in ledger(tmp_path) if isinstance(e, events.Drawn)][-4:]
     assert {event.domain for event in after} == {"a"}
+    health = fold(ledger(tmp_path)).position().health
+    assert {name: one.stats().failures for name, one in health.items()} == {"a": 0, "b": 8, "c": 8}
+    assert health["a"].stats().attempts == WINDOW
 
 
 def test_a_run_whose_only_domain_fails_ends_as_failed_with_the_message(tmp_path: Path) -> None:

@@ -7,13 +7,11 @@ from posttrain.loop.health import MIN_FAILURES, WINDOW, Health
 GOOD, BAD = Outcome.SCORED, Outcome.VERIFIER_FAILED
 
 
-def test_a_domain_that_only_fails_is_due_once_with_its_evidence() -> None:
+def test_a_domain_that_only_fails_is_due_with_its_evidence() -> None:
     health = Health()
     due = [health.record([Outcome.INFRA_FAILED], errors=["no disk"]) for _ in range(12)]
     assert due.index(True) == MIN_FAILURES - 1
-    assert due.count(True) == 1
     assert "no disk" in health.evidence
-    assert health.stats().quarantined
 
 
 def test_wrong_answers_and_cancelled_attempts_are_healthy() -> None:

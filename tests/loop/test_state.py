@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from posttrain.core.errors import IllegalTransitionError
 from posttrain.core.verdict import Outcome
+from posttrain.loop.health import Health
 from posttrain.loop.moves import (
     Begin,
     BudgetSpent,
@@ -275,6 +276,16 @@ def test_a_domain_that_keeps_failing_is_quarantined_and_the_rest_goes_on() -> No
     assert "it hung" in quarantines[0].evidence
     assert h.loop.stats().quarantined == ("bad",)
     assert h.loop.stats().step == 3
+
+
+def test_failures_of_before_a_resume_count() -> None:
+    before = Health()
+    assert not before.record([Outcome.INFRA_FAILED] * 4)
+    position = Position(step=1, next_draw=5, health={"d": before})
+    h = Harness(LoopPlan(phases=(rl(groups=1, size=4),)), position=position)
+    h.tell(Begin())
+    out = h.end(5, size=4, domain="d", outcome=Outcome.INFRA_FAILED, has_reward=False)
+    assert Quarantine(domain="d", evidence="8 of its last 8 attempts failed") in out
 
 
 def test_a_domain_that_raises_is_dropped_with_the_message() -> None:

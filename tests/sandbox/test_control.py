@@ -119,6 +119,24 @@ def test_a_frozen_sandbox_can_be_killed_and_closed(inside, marker):
     inside(body)
 
 
+def test_a_command_that_waits_for_a_thaw_has_all_its_time_and_can_be_killed(inside):
+    async def body(sandbox):
+        await sandbox.freeze()
+        waiting = asyncio.ensure_future(sandbox.exec(("echo", "ran"), timeout_s=0.2))
+        _, pending = await asyncio.wait([waiting], timeout=0.3)
+        assert pending
+        await sandbox.thaw()
+        assert (await waiting).stdout == "ran\n"
+        await sandbox.freeze()
+        waiting = asyncio.ensure_future(sandbox.exec(("sh", "-c", "echo > made")))
+        await asyncio.wait([waiting], timeout=0.05)
+        await sandbox.kill()
+        assert (await waiting).cause is Cause.KILLED
+        assert await sandbox.read("made", max_bytes=1) is None
+
+    inside(body)
+
+
 def test_use_is_told(inside, machine):
     async def body(sandbox):
         await sandbox.exec(("sh", "-c", "head -c 3000000 /dev/zero > big; sleep 60 &"))

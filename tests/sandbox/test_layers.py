@@ -9,6 +9,7 @@ from posttrain.core.containment import ExecResult
 from posttrain.core.errors import SandboxError
 from posttrain.core.task import Environment
 from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
+from posttrain.sandbox.disks import MOST_LAYERS
 from posttrain.sandbox.prepared import Prepared, key_of
 from posttrain.sandbox.scripted import ScriptedSandboxes
 from tests.sandbox.conftest import processes_named
@@ -145,9 +146,14 @@ def test_set_ups_that_were_not_used_for_long_are_let_go():
 
         prepared = Prepared(most=2)
         environments = [Environment(setup=(f"echo {n}",)) for n in range(3)]
-        kept = [await prepared.get(environment, make) for environment in environments[:2]]
-        assert await prepared.get(environments[0], make) is kept[0]
-        await prepared.get(environments[2], make)
+
+        async def used(environment):
+            async with prepared.use(environment, make) as sealed:
+                return sealed
+
+        kept = [await used(environment) for environment in environments[:2]]
+        assert await used(environments[0]) is kept[0]
+        await used(environments[2])
         assert source.stats().sealed == len(prepared) == 2
         with pytest.raises(SandboxError):
             await kept[1].read("a", max_bytes=1)
@@ -155,6 +161,98 @@ def test_set_ups_that_were_not_used_for_long_are_let_go():
         assert source.stats().sealed == 0
 
     asyncio.run(body())
+
+
+def test_a_set_up_in_use_is_kept_however_many_others_are_made():
+    async def body():
+        source = ScriptedSandboxes(lambda command: ExecResult(exit_code=0, stdout="", stderr=""))
+
+        async def make():
+            async with source.lease(Environment()) as sandbox:
+                return await sandbox.seal()
+
+        prepared = Prepared(most=1)
+        first, second = (Environment(setup=(f"echo {n}",)) for n in range(2))
+        async with prepared.use(first, make) as one, prepared.use(second, make) as two:
+            assert one is not two
+            assert await one.read("a", max_bytes=1) is await two.read("a", max_bytes=1) is None
+        assert source.stats().sealed == len(prepared) == 1
+        await prepared.clear()
+
+    asyncio.run(body())
+
+
+def test_a_set_up_that_failed_is_made_once_for_all_who_waited():
+    async def body():
+        source = ScriptedSandboxes(lambda command: ExecResult(exit_code=0, stdout="", stderr=""))
+        made = 0
+
+        async def make():
+            nonlocal made
+            made += 1
+            await asyncio.sleep(0)
+            if made == 1:
+                raise SandboxError("set-up failed")
+            async with source.lease(Environment()) as sandbox:
+                return await sandbox.seal()
+
+        prepared = Prepared()
+        environment = Environment(setup=("echo",))
+
+        async def use():
+            async with prepared.use(environment, make):
+                pass
+
+        first, second = asyncio.ensure_future(use()), asyncio.ensure_future(use())
+        with pytest.raises(SandboxError):
+            await first
+        third = asyncio.ensure_future(use())
+        await asyncio.gather(second, third)
+        assert (made, source.stats().sealed) == (2, 1)
+        await prepared.clear()
+
+    asyncio.run(body())
+
+
+def test_one_snapshot_too_many_loses_nothing(sandboxes):
+    async def body():
+        async with sandboxes.lease(Environment(files={"a": "1"})) as sandbox:
+            kept = [await sandbox.snapshot() for _ in range(MOST_LAYERS)]
+            with pytest.raises(SandboxError, match="snapshots of one another"):
+                await sandbox.snapshot()
+            assert await shell(sandbox, "cat a") == "1"
+            for each in kept:
+                await each.close()
+
+    if not asyncio.run(sandboxes.abilities()).shares:
+        pytest.skip("snapshots are copies here: any number works")
+    asyncio.run(body())
+
+
+def test_copies_keep_holes_and_hard_links_and_leave_out_pipes():
+    made = (
+        "mkfifo pipe; truncate -s 12M holes more; "
+        "printf x | dd of=holes bs=1 seek=5M conv=notrunc; "
+        "echo same > one; ln one two; ln -s one link; mkdir d; chmod 700 d; echo in > d/in"
+    )
+
+    async def body(source):
+        async with source.lease(Environment(disk_bytes=16 << 20)) as sandbox:
+            await shell(sandbox, made)
+            snapshot = await sandbox.snapshot()
+            assert await shell(sandbox, "stat -c %h one two; echo more >> one; cat two") == (
+                "2\n2\nsame\nmore\n"
+            )
+            assert await shell(sandbox, "ls; cat link d/in; stat -c '%a' d") == (
+                "d\nholes\nlink\nmore\none\ntwo\nsame\nmore\nin\n700\n"
+            )
+            assert await shell(sandbox, "stat -c %s holes; tail -c +5242881 holes | head -c1") == (
+                f"{12 << 20}\nx"
+            )
+            await snapshot.close()
+        await source.close()
+
+    asyncio.run(body(BubblewrapSandboxes(share=False)))
 
 
 def test_environments_share_only_where_all_is_the_same():

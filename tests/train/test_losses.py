@@ -164,8 +164,6 @@ def test_one_step_on_a_token_120_away_keeps_everything_finite_BR_08(kind):
     table = tokens([-1.0] * 3, [0.0] * 3, weight=[1 / 3] * 3)
     tally = Tally()
     reference_loss(now, reference, table, tally).backward()
-    assert bool(now.grad.isfinite().all())
-    optimizer.accumulate()
     norm = optimizer.update(OptimizerSettings(learning_rate=1.0, warmup_steps=0), step=1)
     assert math.isfinite(norm)
     assert bool(now.isfinite().all())

@@ -19,11 +19,10 @@ def parameters(kind=torch.float32, seed=0):
     }
 
 
-def push(named, optimizer, factor=1.0):
+def push(named, factor=1.0):
     """A gradient that depends on the parameters, added in two parts."""
     for part in (0.25, 0.75):
         sum((factor * part * p.float() ** 2).sum() for p in named.values()).backward()
-        optimizer.accumulate()
 
 
 def test_updates_equal_torchs_own_adamw():
@@ -31,7 +30,7 @@ def test_updates_equal_torchs_own_adamw():
     optimizer = MasterAdamW(ours.items())
     reference = torch.optim.AdamW(theirs.values(), lr=0.1, betas=(0.9, 0.99), weight_decay=0.0)
     for step in range(1, 5):
-        push(ours, optimizer)
+        push(ours)
         optimizer.update(PLAN, step=step)
         reference.zero_grad()
         sum((p**2).sum() for p in theirs.values()).backward()
@@ -45,12 +44,12 @@ def test_small_updates_survive_in_the_masters_of_bf16_parameters():
     before = {name: p.detach().clone() for name, p in named.items()}
     optimizer = MasterAdamW(named.items())
     plan = OptimizerSettings(learning_rate=1e-4, warmup_steps=0)
-    push(named, optimizer)
+    push(named)
     optimizer.update(plan, step=1)
     same = sum(int((named[n] == before[n]).sum()) for n in named)
     assert same > 5  # below the spacing of bf16 most parameters look unchanged,
     for step in range(2, 200):
-        push(named, optimizer)
+        push(named)
         optimizer.update(plan, step=step)
     assert all(bool((named[n] != before[n]).any()) for n in named)  # and yet they add up
 
@@ -59,7 +58,7 @@ def test_parameters_keep_their_storage():
     named = parameters(torch.bfloat16)
     places = {name: p.data_ptr() for name, p in named.items()}
     optimizer = MasterAdamW(named.items())
-    push(named, optimizer)
+    push(named)
     optimizer.update(PLAN, step=1)
     assert {name: p.data_ptr() for name, p in named.items()} == places
 
@@ -67,7 +66,7 @@ def test_parameters_keep_their_storage():
 def test_a_large_gradient_is_scaled_to_the_clip_norm():
     named = parameters()
     optimizer = MasterAdamW(named.items())
-    push(named, optimizer)
+    push(named)
     expected = torch.cat([2 * p.detach().flatten() for p in named.values()]).norm().item()
     plan = OptimizerSettings(learning_rate=0.1, warmup_steps=0, clip_norm=expected / 4)
     assert optimizer.update(plan, step=1) == pytest.approx(expected)
@@ -79,27 +78,62 @@ def test_a_large_gradient_is_scaled_to_the_clip_norm():
 def test_a_gradient_that_is_not_finite_changes_nothing(bad):
     named = parameters()
     optimizer = MasterAdamW(named.items())
-    push(named, optimizer)
+    push(named)
     optimizer.update(PLAN, step=1)
     before = {name: value.clone() for name, value in optimizer.state().items()}
     weights = {name: p.detach().clone() for name, p in named.items()}
-    push(named, optimizer, factor=bad)
+    push(named, factor=bad)
     with pytest.raises(NonFiniteError, match="no weight was changed"):
         optimizer.update(PLAN, step=2)
     assert all(torch.equal(value, before[name]) for name, value in optimizer.state().items())
     assert all(torch.equal(p, weights[name]) for name, p in named.items())
-    push(named, optimizer)
+    push(named)
     assert optimizer.update(PLAN, step=2) > 0
+
+
+def test_gradients_are_freed_at_once_and_those_forgotten_or_absent_count_nothing():
+    named = parameters()
+    optimizer = MasterAdamW(named.items())
+    push(named)
+    assert all(p.grad is None for p in named.values())
+    optimizer.zero()
+    (named["b"] ** 2).sum().backward()
+    expected = (2 * named["b"].detach()).norm().item()
+    before = named["a"].detach().clone()
+    assert optimizer.update(PLAN, step=1) == pytest.approx(expected)
+    assert torch.equal(named["a"], before)
+
+
+def test_large_gradients_add_up_piece_by_piece():
+    size = 2 * (1 << 18) + 3
+    weight = torch.nn.Parameter(torch.ones(size, dtype=torch.bfloat16))
+    optimizer = MasterAdamW([("w", weight)])
+    for scale in (1.0, 2.0, 4.0):
+        (scale * weight.float()).sum().backward()
+    assert optimizer.update(PLAN, step=1) == pytest.approx(7.0 * size**0.5)
+
+
+def test_sparse_and_dense_gradients_add_up():
+    named = parameters()
+    optimizer = MasterAdamW(named.items())
+    ids = torch.tensor([0, 2, 2])
+    for _ in range(2):
+        torch.nn.functional.embedding(ids, named["a"], sparse=True).sum().backward()
+    named["a"].sum().backward()
+    counts = torch.tensor([3.0, 1.0, 5.0])  # twice each time a row was looked up, and once more
+    assert optimizer.update(PLAN, step=1) == pytest.approx(
+        (4 * counts.square().sum()).sqrt().item()
+    )
 
 
 def test_a_restored_optimizer_goes_on_bit_for_bit():
     first, second = parameters(), parameters(seed=9)
     one, two = MasterAdamW(first.items()), MasterAdamW(second.items())
-    push(first, one)
+    push(first)
     one.update(PLAN, step=1)
     two.restore({name: value.clone() for name, value in one.state().items()})
     for named, optimizer in ((first, one), (second, two)):
-        push(named, optimizer)
+        push(named)
         optimizer.update(PLAN, step=2)
     assert all(torch.equal(first[name], second[name]) for name in first)
 

@@ -114,7 +114,8 @@ def test_a_batch_of_truncated_attempts_is_skipped_BR_04(model):
     assert report.loss is None
     assert "no attempt" in report.skipped
     assert unchanged(model, before)
-    assert asyncio.run(trainer_of(model).rl_step([group(members)], version=0)).loss is not None
+    unmasked = trainer_of(model.copy())
+    assert asyncio.run(unmasked.rl_step([group(members)], version=0)).loss is not None
 
 
 def test_examples_without_a_trained_token_are_skipped_BR_04(model):

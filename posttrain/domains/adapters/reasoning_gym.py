@@ -97,7 +97,7 @@ def score(dataset: str, entry: Json, answer: str) -> float:
         UsageError: no such generator.
     """
     if dataset not in LEVELS:
-        raise UsageError(f"unknown generator {dataset!r}{nearest(dataset, LEVELS)}")
+        raise UsageError(f"unknown generator {dataset!r}{nearest(dataset, LEVELS)}.")
     original = decode(entry)
     given, gold, question = (
         text.strip() for text in (answer, str(original["answer"]), str(original["question"]))
@@ -224,7 +224,7 @@ def _check_params(generator: str, arguments: Json) -> None:
     for key in arguments:
         if key not in known:
             raise UsageError(
-                f"generator {generator!r} has no parameter {key!r}{nearest(key, known)}",
+                f"generator {generator!r} has no parameter {key!r}{nearest(key, known)}.",
                 f"use one of {', '.join(sorted(known))}",
             )
     try:
