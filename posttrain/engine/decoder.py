@@ -126,6 +126,8 @@ class Decoder(nn.Module):
 
     def product(self, x_NC: torch.Tensor, owner: nn.Module, name: str) -> torch.Tensor:
         """`x` times the owner's matrix of that name, plus its bias if it has one."""
+        if owner is self:
+            return _Logits.apply(x_NC, getattr(owner, name))
         return functional.linear(x_NC, getattr(owner, name), getattr(owner, f"{name}_bias", None))
 
     def block(
@@ -189,28 +191,52 @@ class Decoder(nn.Module):
         return Decoder(config=self.config, shape=self.shape, rotary=self.rotary, tensors=names)
 
 
+# The gradient of an embedding is as large as the embedding, for a lookup as for logits: new memory
+# at every pass, which costs more than the arithmetic. A parameter with an attribute `gradient_sink`
+# is given it by rows instead: a function of (rows, values).
+
+
 class _Lookup(torch.autograd.Function):
-    """Rows of an embedding. Of torch's own gradients one sums a token's in bfloat16, which makes a
-    frequent token's wrong by whole per cents, and the other is as large as the embedding: twice
-    56 MB of new memory at every pass. This one is summed in float32 and sparse.
+    """Rows of an embedding. Torch's own gradient sums a token's in bfloat16, which makes a frequent
+    token's wrong by whole per cents; this one is summed in float32.
     """
 
     @staticmethod
     def forward(ctx: Any, embed_VC: torch.Tensor, ids_T: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(ids_T)
-        ctx.shape = embed_VC.shape
+        ctx.save_for_backward(embed_VC, ids_T)
         return embed_VC.index_select(0, ids_T)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (ids_T,) = ctx.saved_tensors
-        known_N, which_T = ids_T.unique(return_inverse=True)
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, None]:
+        embed_VC, ids_T = ctx.saved_tensors
         wide_TC = widened(grads[0])
-        sums_NC = wide_TC.new_zeros(len(known_N), wide_TC.shape[1]).index_add_(0, which_T, wide_TC)
-        return torch.sparse_coo_tensor(
-            known_N[None], sums_NC.to(grads[0].dtype), ctx.shape,
-            is_coalesced=True, check_invariants=False,
-        ), None  # fmt: skip
+        if (sink := getattr(embed_VC, "gradient_sink", None)) is not None:
+            return sink(ids_T, wide_TC), None
+        sums_VC = wide_TC.new_zeros(embed_VC.shape).index_add_(0, ids_T, wide_TC)
+        return sums_VC.to(embed_VC.dtype), None
+
+
+class _Logits(torch.autograd.Function):
+    """Hidden states times an embedding."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_NC: torch.Tensor, embed_VC: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(hidden_NC, embed_VC)
+        return functional.linear(hidden_NC, embed_VC)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        hidden_NC, embed_VC = ctx.saved_tensors
+        (grad_NV,) = grads
+        if (sink := getattr(embed_VC, "gradient_sink", None)) is None:
+            return grad_NV @ embed_VC, grad_NV.T @ hidden_NC
+        for first in range(0, len(embed_VC), _SINK_ROWS):
+            rows = slice(first, min(first + _SINK_ROWS, len(embed_VC)))
+            sink(rows, grad_NV[:, rows].T @ hidden_NC)
+        return grad_NV @ embed_VC, None
+
+
+_SINK_ROWS = 4096
 
 
 class Rotary:

@@ -44,6 +44,7 @@ class PackedDecoder(Decoder):
     @torch.no_grad()
     def refresh(self) -> None:
         """Pack the weights as they are now (0.1 s for 135 M parameters on one core)."""
+        self._packed.clear()  # first, so that the new ones find their room
         matrices = [(layer, name) for layer in self.layers for name in MATRICES]
         matrices.append((self, "embed" if self.tied else "head"))
         for owner, name in matrices:

@@ -44,25 +44,33 @@ class MasterAdamW:
         self._untouched = set(range(len(named)))
         """Parameters whose total is not valid: no gradient came yet."""
         for index, parameter in enumerate(self._parameters):
+            assert not hasattr(parameter, "gradient_sink"), "a parameter has one optimizer"
             parameter.register_post_accumulate_grad_hook(partial(self._take, index))
+            parameter.gradient_sink = partial(self._add, index)  # type: ignore[attr-defined]
+
+    def _take(self, index: int, parameter: torch.Tensor) -> None:
+        """A parameter's whole gradient has come, unless it came by rows."""
+        if parameter.grad is not None:
+            self._add(index, slice(None), parameter.grad)
+            parameter.grad = None
 
     @torch.no_grad()
-    def _take(self, index: int, parameter: torch.Tensor) -> None:
-        gradient, total = parameter.grad, self._totals[index]
-        assert gradient is not None, "a parameter has one optimizer"
-        if gradient.is_sparse:
-            if index in self._untouched:
-                total.zero_()
-            rows, values = gradient.coalesce().indices()[0], gradient.coalesce().values()
-            total.index_add_(0, rows, values.to(total.dtype))
-        elif index in self._untouched:
-            total.copy_(gradient)
-        else:
-            pieces = (flat.view(-1).split(_PIECE) for flat in (total, gradient.contiguous()))
-            for sum_piece, piece in zip(*pieces, strict=True):
-                sum_piece.add_(piece)
+    def _add(self, index: int, rows: slice | torch.Tensor, gradient: torch.Tensor) -> None:
+        """Add the gradient of some rows; of a row that is named twice, twice."""
+        total = self._totals[index]
+        fresh, whole = index in self._untouched, rows == slice(None)
         self._untouched.discard(index)
-        parameter.grad = None
+        if fresh and whole:
+            total.copy_(gradient)
+            return
+        if fresh:
+            total.zero_()
+        if isinstance(rows, torch.Tensor):
+            total.index_add_(0, rows, gradient.to(total.dtype))
+            return
+        flats = (x.reshape(-1).split(_PIECE) for x in (total[rows], gradient))
+        for sum_piece, piece in zip(*flats, strict=True):
+            sum_piece.add_(piece)
 
     def zero(self) -> None:
         """Forget gradients."""

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from posttrain.core.errors import NonFiniteError
+from posttrain.engine.model import full_attention, load, random_model
 from posttrain.train.optimizer import MasterAdamW
 from posttrain.train.settings import OptimizerSettings, learning_rate_at
 
@@ -113,17 +114,37 @@ def test_large_gradients_add_up_piece_by_piece():
     assert optimizer.update(PLAN, step=1) == pytest.approx(7.0 * size**0.5)
 
 
-def test_sparse_and_dense_gradients_add_up():
+def test_gradients_that_come_by_rows_add_up():
     named = parameters()
     optimizer = MasterAdamW(named.items())
-    ids = torch.tensor([0, 2, 2])
+    sink = named["a"].gradient_sink
     for _ in range(2):
-        torch.nn.functional.embedding(ids, named["a"], sparse=True).sum().backward()
+        sink(torch.tensor([0, 2, 2]), torch.ones(3, 4))
     named["a"].sum().backward()
-    counts = torch.tensor([3.0, 1.0, 5.0])  # twice each time a row was looked up, and once more
+    sink(slice(1, 3), torch.full((2, 4), 0.5))
+    counts = torch.tensor([3.0, 1.5, 5.5])  # looked up twice, then all rows once, then half of two
+    norm = optimizer.update(PLAN, step=1)
+    assert norm == pytest.approx(2 * counts.norm().item())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_embeddings_have_the_same_gradient_by_rows_as_whole(tmp_path, tied):
+    path = random_model(tmp_path / "m", vocab=9000, tie_word_embeddings=tied)
+    plain, sunk = (load(path, dtype=torch.float32) for _ in range(2))
+    ids, places = torch.tensor([5, 6, 5, 5, 8191, 8192]), torch.arange(6)
+    for model in (plain, sunk):
+        model.requires_grad_(True)
+    optimizer = MasterAdamW(sunk.named_parameters())
+    for model in (plain, sunk, plain, sunk):
+        hidden = model.hidden(ids, places, full_attention(places))
+        model.logits(hidden).log_softmax(-1)[places, ids].sum().backward()
+    gradients = [p.grad for p in plain.parameters()]
     assert optimizer.update(PLAN, step=1) == pytest.approx(
-        (4 * counts.square().sum()).sqrt().item()
+        torch.cat([g.flatten() for g in gradients]).norm().item(), rel=1e-5
     )
+    first = optimizer.state()["exp_avg"].split([g.numel() for g in gradients])
+    for moment, gradient in zip(first, gradients, strict=True):
+        assert torch.allclose(moment, 0.1 * gradient.flatten(), rtol=1e-4, atol=1e-6)
 
 
 def test_a_restored_optimizer_goes_on_bit_for_bit():
