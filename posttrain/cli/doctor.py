@@ -149,6 +149,7 @@ def check_sandbox() -> Iterator[Finding]:
     found = (
         f"bubblewrap {able.version} ({able.source}, sha256 {able.sha256[:16]}) as user "
         f"{able.uid}; seccomp {'on' if able.seccomp else 'off'}; limits for each {able.limits}; "
+        f"processor time {'limited' if able.cores else 'not limited: no group can be made'}; "
         f"snapshots {'shared' if able.shares else 'copied: the kernel cannot share layers'}"
     )
     yield Finding(name="sandbox", status=Status.OK, found=found)

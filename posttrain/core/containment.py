@@ -52,6 +52,10 @@ class ExecResult:
     out_of_memory: bool = False
     disk_full: bool = False
     """No block or no file was left on the sandbox's disk at the end."""
+    memory_lost: bool = False
+    """Processes of earlier commands, and what they held in memory, were gone when it began: a time
+    limit, `kill` or a snapshot ended them.
+    """
     duration_s: float = 0.0
     """Active seconds: frozen ones are not counted."""
 
@@ -131,7 +135,7 @@ class Sandbox(Protocol):
     async def snapshot(self) -> Sealed:
         """End every process and seal what there is; the sandbox goes on over it. Others can begin
         there too: `Sandboxes.lease` with `over`. Files come along; processes, and what they held
-        in memory, do not.
+        in memory, do not, which the next command's result says.
         """
         ...
 

@@ -109,7 +109,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A tool a task allows. `kind` names who carries it out (`shell`, `read_file`, …)."""
+    """A tool a task allows. `kind` names who carries it out (`rollout.tools.Kind`)."""
 
     name: str
     description: str
@@ -322,6 +322,10 @@ class Environment:
     memory_bytes: int = 512 << 20
     disk_bytes: int = 64 << 20
     max_processes: int = 64
+    cores: float = 1.0
+    """Processor time of all its processes together, in seconds a second. Where the machine cannot
+    limit that, `posttrain doctor` says so.
+    """
     exec_timeout_s: float = 10.0
     max_output_bytes: int = 16_384
     network: Network = field(default_factory=Network)

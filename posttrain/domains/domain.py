@@ -34,17 +34,24 @@ ANSWER_PREFIX = "Answer:"
 GOLD = "answer"
 """Key of `Task.private` under which `answer_task` keeps the gold answer."""
 
-SHELL = Tool(
-    name="shell",
-    description="Run a bash command in the working folder.",
-    parameters={
-        "type": "object",
-        "properties": {"command": {"type": "string"}},
-        "required": ["command"],
-    },
-    kind="shell",
-)
-TOOLS: Mapping[str, Tool] = {SHELL.name: SHELL}
+
+def _tool(kind: str, argument: str, description: str) -> Tool:
+    parameters = {
+        "type": "object", "properties": {argument: {"type": "string"}}, "required": [argument],
+    }  # fmt: skip
+    return Tool(name=kind, description=description, parameters=parameters, kind=kind)
+
+
+SHELL = _tool("shell", "command", "Run a bash command in the working folder.")
+SHELL_SESSION = _tool(
+    "shell_session", "command",
+    "Run a bash command. Directory and exported variables stay for the next one.",
+)  # fmt: skip
+PYTHON_SESSION = _tool(
+    "python_session", "code",
+    "Run Python code. Variables stay for the next call; the value of a last expression is shown.",
+)  # fmt: skip
+TOOLS: Mapping[str, Tool] = {tool.name: tool for tool in (SHELL, SHELL_SESSION, PYTHON_SESSION)}
 """Tools that authors may name instead of spelling them out."""
 
 # --- checks -----------------------------------------------------------------------------------

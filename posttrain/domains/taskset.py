@@ -10,11 +10,12 @@
     checks = [{ kind = "numeric", params = { answer = "42" } }]
     oracle = { answer = "42" }
 
-A task for a sandbox has `executor = "tools"`, `tools = ["shell"]`, an `environment`, `artefacts`
-and `oracle = { commands = ["…"] }`. It reaches no network unless its environment lists hosts with
-their ports, `network = { allow = ["a.example.org:443", "*.example.org:80"] }`, or opens it to every
-public one, `network = { open = true }`. The reader opens no file. The one thing that must stay
-true: an unknown key is refused with the nearest right one, never ignored.
+A task for a sandbox has `executor = "tools"`, `tools = ["shell"]` (or `shell_session`,
+`python_session`), an `environment`, `artefacts` and `oracle = { commands = ["…"] }`. It reaches no
+network unless its environment lists hosts with their ports, `network = { allow =
+["a.example.org:443", "*.example.org:80"] }`, or opens it to every public one, `network = { open =
+true }`. The reader opens no file. The one thing that must stay true: an unknown key is refused with
+the nearest right one, never ignored.
 """
 
 from __future__ import annotations

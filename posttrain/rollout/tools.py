@@ -26,6 +26,7 @@ from posttrain.core.containment import ExecResult
 from posttrain.core.errors import nearest
 from posttrain.core.task import Json, Tool, ToolCall
 from posttrain.rollout.text import clean_value, head
+from posttrain.sandbox import session
 
 MAX_ERROR_CHARS = 500
 """Longest message about a call that could not be read or is refused."""
@@ -49,9 +50,15 @@ class Kind(StrEnum):
     """Tools that are carried out in an attempt's sandbox (`Tool.kind`)."""
 
     SHELL = "shell"
+    """A command line in a shell of its own, in the workspace."""
     READ_FILE = "read_file"
     WRITE_FILE = "write_file"
     PYTHON = "python"
+    """A program in an interpreter of its own."""
+    SHELL_SESSION = "shell_session"
+    """A command line where the one before left off: its directory and exported variables."""
+    PYTHON_SESSION = "python_session"
+    """Code in one interpreter, whose variables stay; the value of a last expression is shown."""
 
 
 _ARGUMENTS: Mapping[Kind, tuple[str, ...]] = {
@@ -59,6 +66,8 @@ _ARGUMENTS: Mapping[Kind, tuple[str, ...]] = {
     Kind.READ_FILE: ("path",),
     Kind.WRITE_FILE: ("path", "content"),
     Kind.PYTHON: ("code",),
+    Kind.SHELL_SESSION: ("command",),
+    Kind.PYTHON_SESSION: ("code",),
 }
 
 
@@ -90,7 +99,7 @@ def format_for(tools: Sequence[Tool], *, hermes: bool) -> CallFormat:
     """The format for a task's tools under a template."""
     if hermes:
         return CallFormat.HERMES
-    alone = len(tools) == 1 and tools[0].kind == Kind.SHELL
+    alone = len(tools) == 1 and tools[0].kind in (Kind.SHELL, Kind.SHELL_SESSION)
     return CallFormat.SHELL if alone else CallFormat.LINE
 
 
@@ -184,12 +193,8 @@ def read_arguments(raw: str) -> tuple[Mapping[str, Json] | None, str | None]:
 _LINE = re.compile(r"^call:(.*)$", re.MULTILINE)
 _OPENING = re.compile(r"^ {0,3}(`{3,})(?:sh|bash|shell)[ \t\r]*$")
 _KIND_NAMES = {
-    list: "a list",
-    str: "a string",
-    int: "a number",
-    float: "a number",
-    bool: "a boolean",
-}
+    list: "a list", str: "a string", int: "a number", float: "a number", bool: "a boolean",
+}  # fmt: skip
 
 
 def _refuse_constant(name: str) -> Any:
@@ -296,6 +301,11 @@ def command(call: ToolCall, tool: Tool) -> Command:
             return Command(argv=("bash", "-c", arguments[_only_argument(tool)]))
         case Kind.PYTHON:
             return Command(argv=("python3", "-c", arguments[_only_argument(tool)]))
+        case Kind.SHELL_SESSION:
+            return Command(argv=session.shell(arguments[_only_argument(tool)]))
+        case Kind.PYTHON_SESSION:
+            code = arguments[_only_argument(tool)]
+            return Command(argv=session.python(), stdin=code.encode())
         case Kind.READ_FILE:
             path = arguments[_only_argument(tool)]
             return Command(argv=("head", "-c", str(READ_BYTES), "--", path))
@@ -306,14 +316,24 @@ def command(call: ToolCall, tool: Tool) -> Command:
 
 
 def observe(result: ExecResult) -> str:
-    """What the policy reads about a command: output, errors, and how it ended if not well."""
-    parts = [part.rstrip("\n") for part in (result.stdout, result.stderr) if part.strip()]
+    """What the policy reads about a command: output, errors, how it ended if not well, and before
+    them whether what earlier ones had left running is gone.
+
+    >>> observe(ExecResult(exit_code=137, stdout="", stderr="", out_of_memory=True))
+    '[exit 137, out of memory]'
+    """
+    parts = ["[processes of earlier calls have ended; files are kept]"] * result.memory_lost
+    parts += [part.rstrip("\n") for part in (result.stdout, result.stderr) if part.strip()]
+    ends = []
     if result.timed_out:
-        parts.append("[timed out]")
+        ends.append("timed out")
     elif result.exit_code is None:
-        parts.append("[killed]")
+        ends.append("killed")
     elif result.exit_code:
-        parts.append(f"[exit {result.exit_code}]")
+        ends.append(f"exit {result.exit_code}")
+    ends += ["out of memory"] * result.out_of_memory + ["disk full"] * result.disk_full
+    if ends:
+        parts.append(f"[{', '.join(ends)}]")
     return "\n".join(parts) or "[no output]"
 
 
@@ -340,13 +360,9 @@ def _refused(kind: Refusal, message: str) -> Refused:
 
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "array": (list,),
-    "object": (dict,),
-}
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
+    "array": (list,), "object": (dict,),
+}  # fmt: skip
 
 
 def _misfit(arguments: Mapping[str, Json], tool: Tool) -> str | None:

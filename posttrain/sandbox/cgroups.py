@@ -8,9 +8,11 @@ so. The one thing that must stay true: a group whose maker is gone is removed at
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from posttrain.sandbox import limits
@@ -22,40 +24,48 @@ _HOLDER = "holder"
 
 def make(places: Sequence[CgroupPlace], owner: int) -> CgroupPlace | None:
     """A group for this process's sandboxes at the first place that allows one, given to the user
-    `owner`; None where no place does. On v2 this process moves into it (cgroup-v2.rst,
-    "Delegation": whoever moves a process must own the common ancestor).
+    `owner`; None where no place does. A place that does not limit processor time is better than
+    none. On v2 this process moves into it (cgroup-v2.rst, "Delegation": whoever moves a process
+    must own the common ancestor).
     """
     for place in places:
         _sweep(place)
-        top = place.below(f"{_PREFIX}{os.getpid()}")
-        try:
-            _make_top(place, top, owner)
-        except OSError:
-            remove(top)
-            continue
-        return top
+        for wanted in dict.fromkeys((place, replace(place, cpu=None))):
+            top = wanted.below(f"{_PREFIX}{os.getpid()}")
+            try:
+                _make_top(wanted, top, owner)
+            except OSError:
+                remove(top)
+                continue
+            return top
     return None
 
 
 def _make_top(place: CgroupPlace, top: CgroupPlace, owner: int) -> None:
+    controllers = ("memory", "pids", *(("cpu",) if place.cpu else ()))
     if place.version == 2:
         enabled = Path(place.memory, "cgroup.subtree_control").read_text().split()
-        if not {"memory", "pids"} <= set(enabled):
-            raise OSError(f"{place.memory} hands no memory and pids controllers to its children")
+        if not set(controllers) <= set(enabled):
+            raise OSError(f"{place.memory} hands its children not all of {controllers}")
     for folder in top.folders:
         os.mkdir(folder)
         os.chown(folder, owner, owner)
+    for file in top.quota(1.0):
+        os.stat(file)  # A kernel may have the controller and no bandwidth control.
     if top.version == 1:  # Counting socket buffers is switched on here, not with every lease.
         _set_existing(top.further_settings(memory_bytes=-1))
     else:
-        Path(top.memory, "cgroup.subtree_control").write_text("+memory +pids")
+        wanted = " ".join(f"+{name}" for name in controllers)
+        Path(top.memory, "cgroup.subtree_control").write_text(wanted)
         os.chown(f"{top.memory}/cgroup.procs", owner, owner)
         os.mkdir(f"{top.memory}/{_HOLDER}")
         os.chown(f"{top.memory}/{_HOLDER}/cgroup.procs", owner, owner)
         enter(top.below(_HOLDER), os.getpid())
 
 
-def make_lease(top: CgroupPlace, name: str, *, memory_bytes: int, max_processes: int) -> None:
+def make_lease(
+    top: CgroupPlace, name: str, *, memory_bytes: int, max_processes: int, cores: float
+) -> None:
     """A limited group below the holder's."""
     group = top.below(name)
     for folder in group.folders:
@@ -64,6 +74,12 @@ def make_lease(top: CgroupPlace, name: str, *, memory_bytes: int, max_processes:
     for file, text in settings.items():
         Path(file).write_text(text)
     _set_existing(group.further_settings(memory_bytes=memory_bytes))
+    for file, text in group.quota(cores).items():
+        try:
+            Path(file).write_text(text)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # v1: a group above allows less already.
+                raise
 
 
 def _set_existing(settings: Mapping[str, str]) -> None:

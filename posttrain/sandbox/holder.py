@@ -9,22 +9,21 @@ it. The one thing that must stay true: a lease that is let go leaves no process,
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import platform
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from posttrain.core.containment import ExecResult
 from posttrain.core.errors import SandboxError
-from posttrain.sandbox import cgroups, seccomp, spec, wire, workspace
+from posttrain.sandbox import cgroups, seccomp, spec, workspace
 from posttrain.sandbox.command import Command, Run
 from posttrain.sandbox.disks import ARTEFACTS, BASE, DISK, Disk, Disks
 from posttrain.sandbox.limits import CgroupPlace
 from posttrain.sandbox.live import Live
+from posttrain.sandbox.service import Reply
 
 PROGRAM, ETC, EMPTY = f"{BASE}/program", f"{BASE}/etc", f"{BASE}/empty"
 _ENTERABLE = 0o755
@@ -56,6 +55,8 @@ class Lease:
     """Whether its namespaces have a socket that a proxy can be served on."""
     live: Live | None = None
     """Its namespaces, started with its first command; files outlive them."""
+    memory_lost: bool = False
+    """Whether processes of commands have ended, which no command's result has told yet."""
     starting: asyncio.Lock = field(default_factory=asyncio.Lock)
     runs: dict[int, Run] = field(default_factory=dict)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -84,9 +85,10 @@ class Holder:
         """What this machine gave."""
         version = self._group.version if self._group else 0
         filtered = self._seccomp is not None
+        cores = self._group is not None and self._group.cpu is not None
         return {
             "uid": os.getuid(), "cgroups": version, "seccomp": filtered, "binary": self._binary,
-            "shares": self._disks.shares,
+            "shares": self._disks.shares, "cores": cores,
         }  # fmt: skip
 
     async def serve(
@@ -148,11 +150,14 @@ class Holder:
             raise SandboxError(f"a disk could not be mounted: {error}") from error
         group = self._group.below(name) if self._group else None
         guards = Guards(**head["guards"])
-        lease = Lease(name=name, disk=disk, group=group, guards=guards, door=head["door"])
+        lease = Lease(
+            name=name, disk=disk, group=group, guards=guards, door=head["door"],
+            memory_lost=not head["strict"],
+        )  # fmt: skip
         self._leases[name] = lease
         try:
             if self._group is not None:
-                limits = {key: head[key] for key in ("memory_bytes", "max_processes")}
+                limits = {key: head[key] for key in ("memory_bytes", "max_processes", "cores")}
                 cgroups.make_lease(self._group, name, **limits)
             for path, text in head["files"].items():
                 workspace.write(disk.workspace, path.split("/"), text.encode("utf-8", "replace"))
@@ -187,9 +192,9 @@ class Holder:
         lease.idle.clear()
         try:
             await lease.thawed.wait()
-            os.fchmod(lease.disk.workspace, _ENTERABLE)
             live = await self._live(lease)
             await lease.thawed.wait()
+            lost, lease.memory_lost = lease.memory_lost, False
             deaths = cgroups.oom_kills(lease.group) if lease.group else 0
             result = await run.run(live)
             disk = os.fstatvfs(lease.disk.workspace)
@@ -197,6 +202,7 @@ class Holder:
                 result,
                 out_of_memory=lease.group is not None and cgroups.oom_kills(lease.group) > deaths,
                 disk_full=disk.f_bavail == 0 or disk.f_favail == 0,
+                memory_lost=lost,
             )
         finally:
             del lease.runs[head["id"]]
@@ -238,6 +244,7 @@ class Holder:
 
     async def _live(self, lease: Lease) -> Live:
         """The lease's namespaces; new ones where there are none or what ran in them ended them."""
+        os.fchmod(lease.disk.workspace, _ENTERABLE)
         async with lease.starting:
             if lease.live is None or not lease.live.alive:
                 await self._end_live(lease)
@@ -258,6 +265,7 @@ class Holder:
     async def _end_live(self, lease: Lease) -> None:
         live, lease.live = lease.live, None
         if live is not None:
+            lease.memory_lost = True
             await live.end()
 
     def _kill(self, name: str, number: int) -> None:
@@ -344,55 +352,3 @@ def system_folders() -> dict[str, str]:
         elif os.path.isdir(folder):
             found[folder] = ""
     return found
-
-
-class Reply:
-    """What goes to the driver ahead of an answer and along with it."""
-
-    def __init__(self, number: int, writer: asyncio.StreamWriter) -> None:
-        self._number = number
-        self._writer = writer
-        self.files: list[int] = []
-
-    def part(self, name: str, data: bytes) -> None:
-        """Something ahead of the answer."""
-        self._writer.write(wire.encode({"id": self._number, "part": name}, data))
-
-    async def send(self, data: bytes, line: socket.socket) -> None:
-        """The answer. Descriptors go with its first byte, so all before must have gone."""
-        while self.files and data:
-            await self._writer.drain()
-            with contextlib.suppress(BlockingIOError):
-                data = data[socket.send_fds(line, [data], self.files) :]
-                self.files.clear()
-        self._writer.write(data)
-
-
-async def attend(connection: socket.socket, holder: Holder) -> None:
-    """Serve until the driver closes its end, or its process is gone and with it that end."""
-    line = connection.dup()
-    reader, writer = await asyncio.open_connection(sock=connection)
-    writer.transport.set_write_buffer_limits(0)
-    decoder, tasks = wire.Decoder(), set()
-
-    async def answer(frame: wire.Frame) -> None:
-        number = frame.head["id"]
-        reply = Reply(number, writer)
-        try:
-            head, body = await holder.serve(frame.head, frame.body, reply)
-            data = wire.encode({**head, "id": number}, body)
-        except OSError as error:
-            data = wire.encode({"id": number, "errno": error.errno, "error": str(error)})
-        except SandboxError as error:
-            told = {"error": error.message, "next_step": error.next_step}
-            data = wire.encode({"id": number, **told})
-        except Exception as error:  # The boundary of this process: every request is answered.
-            told = {"error": f"{type(error).__name__}: {error}", "next_step": ""}
-            data = wire.encode({"id": number, **told})
-        await reply.send(data, line)
-
-    while received := await reader.read(1 << 18):
-        for frame in decoder.feed(received):
-            task = asyncio.ensure_future(answer(frame))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)

@@ -26,8 +26,9 @@ from typing import Any
 from posttrain.core.errors import SandboxError
 from posttrain.sandbox import cgroups, child, kernel, spec, wire
 from posttrain.sandbox.disks import ARTEFACTS, BASE, DISK, UPPER
-from posttrain.sandbox.holder import EMPTY, ETC, PROGRAM, Holder, attend
+from posttrain.sandbox.holder import EMPTY, ETC, PROGRAM, Holder
 from posttrain.sandbox.limits import CgroupPlace, cgroup_places
+from posttrain.sandbox.service import attend
 
 _OWN_BYTES = 32 << 20
 

@@ -125,6 +125,7 @@ class BubblewrapSandbox(_Held):
             files=files,
             memory_bytes=environment.memory_bytes,
             max_processes=environment.max_processes,
+            cores=environment.cores,
             beside=beside.name if isinstance(beside, SealedWorkspace) else None,
             over=over.name if isinstance(over, SealedWorkspace) else None,
             guards=_guards(environment) if guarded else {},
@@ -173,7 +174,7 @@ class BubblewrapSandbox(_Held):
             "argv": list(argv),
             "timeout_s": limit_s,
             "cap_bytes": self._environment.max_output_bytes,
-            "limits": process_limits(self._environment, timeout_s=limit_s),
+            "limits": process_limits(self._environment),
             "listen": listen is not None,
             "variables": egress.VARIABLES if self._environment.network.reaches_out else {},
         }

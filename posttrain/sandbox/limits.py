@@ -7,13 +7,16 @@ of a stream never passes its cap, and what was left out is said in the text itse
 from __future__ import annotations
 
 import codecs
-import math
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from posttrain.core.task import Environment
 
 MAX_OPEN_FILES = 1024
+MAX_CPU_S = 3_600
+"""Of a process. No command's time limit: what a command leaves behind lives on, and threads use
+several seconds of processors in one. The time of a whole tree is bounded by its group.
+"""
 MAX_QUEUED_SIGNALS = 512
 """Of a sandbox; the kernel bounds those of all of a host user's sandboxes together as well."""
 
@@ -61,18 +64,18 @@ class Clip:
         return head + note + tail[skip:].decode("utf-8", "replace")
 
 
-def process_limits(environment: Environment, *, timeout_s: float) -> dict[str, int]:
+def process_limits(environment: Environment) -> dict[str, int]:
     """Limits of every process of a command, by their names in `resource`. `RLIMIT_NPROC` counts
     within the sandbox's own user namespace, where its first process and the command's usher are
     as well.
 
-    >>> process_limits(Environment(), timeout_s=1.5)["RLIMIT_CPU"]
-    3
+    >>> process_limits(Environment(max_processes=7))["RLIMIT_NPROC"]
+    9
     """
     return {
         "RLIMIT_AS": environment.memory_bytes,
         "RLIMIT_CORE": 0,
-        "RLIMIT_CPU": math.ceil(timeout_s) + 1,
+        "RLIMIT_CPU": MAX_CPU_S,
         "RLIMIT_FSIZE": environment.disk_bytes,
         "RLIMIT_MEMLOCK": 64 << 10,
         "RLIMIT_MSGQUEUE": 0,
@@ -84,20 +87,27 @@ def process_limits(environment: Environment, *, timeout_s: float) -> dict[str, i
 
 # --- control groups ---------------------------------------------------------------------------
 
+_PERIOD_US = 100_000
+"""In which a quota of processor time is given anew: the kernel's default (sched-bwc.rst)."""
+_LEAST_QUOTA_US = 1_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CgroupPlace:
-    """Where groups for sandboxes could be made: below these two folders (the same one on v2)."""
+    """Where groups for sandboxes could be made: below these folders (the same one on v2)."""
 
     version: int
     """1 or 2."""
     memory: str
     pids: str
+    cpu: str | None = None
+    """None: processor time cannot be limited."""
 
     @property
     def folders(self) -> tuple[str, ...]:
         """The distinct folders."""
-        return tuple(dict.fromkeys((self.memory, self.pids)))
+        found = (self.memory, self.pids, self.cpu)
+        return tuple(dict.fromkeys(folder for folder in found if folder is not None))
 
     @property
     def entrances(self) -> tuple[str, ...]:
@@ -118,8 +128,9 @@ class CgroupPlace:
     def below(self, name: str) -> CgroupPlace:
         """The place of a group of that name."""
         return CgroupPlace(
-            version=self.version, memory=f"{self.memory}/{name}", pids=f"{self.pids}/{name}"
-        )
+            version=self.version, memory=f"{self.memory}/{name}", pids=f"{self.pids}/{name}",
+            cpu=None if self.cpu is None else f"{self.cpu}/{name}",
+        )  # fmt: skip
 
     def settings(self, *, memory_bytes: int, max_processes: int) -> dict[str, str]:
         """File → text that limits a group at this place; one process is granted to the usher."""
@@ -128,6 +139,15 @@ class CgroupPlace:
             f"{self.memory}/{file}": str(memory_bytes),
             f"{self.pids}/pids.max": str(max_processes + 1),
         }
+
+    def quota(self, cores: float) -> dict[str, str]:
+        """File → text that limits the group's processor time; nothing where it cannot be."""
+        if self.cpu is None:
+            return {}
+        quota_us = max(_LEAST_QUOTA_US, round(cores * _PERIOD_US))
+        if self.version == 1:
+            return {f"{self.cpu}/cpu.cfs_quota_us": str(quota_us)}
+        return {f"{self.cpu}/cpu.max": f"{quota_us} {_PERIOD_US}"}
 
     def further_settings(self, *, memory_bytes: int) -> dict[str, str]:
         """File → text where the kernel has that file: nothing may be swapped out instead, and v1
@@ -154,25 +174,25 @@ def oom_kills(text: str) -> int:
 def cgroup_places(own: str, mountinfo: str) -> tuple[CgroupPlace, ...]:
     """Candidates, best first, from the texts of `/proc/self/cgroup` and `/proc/self/mountinfo`.
 
-    On v1 (and hybrid) that is our own group of the two controllers. On v2 it is our own group and
+    On v1 (and hybrid) that is our own group of each controller. On v2 it is our own group and
     then its ancestors, since a group that holds processes cannot hand controllers to children
     (Linux `admin-guide/cgroup-v2.rst`, "No Internal Process Constraint"); never outside the mount.
     """
     groups = _groups(own)
     v1 = {
         controller: folder
-        for controller in ("memory", "pids")
+        for controller in ("memory", "pids", "cpu")
         for root, point, kind, options in _cgroup_mounts(mountinfo)
         if kind == "cgroup" and controller in options and controller in groups
         if (folder := _below_mount(groups[controller], root, point)) is not None
     }
-    if len(v1) == 2:
-        return (CgroupPlace(version=1, memory=v1["memory"], pids=v1["pids"]),)
+    if {"memory", "pids"} <= v1.keys():
+        return (CgroupPlace(version=1, **v1),)
     places = []
     for root, point, kind, _ in _cgroup_mounts(mountinfo):
         folder = _below_mount(groups.get("", "/"), root, point) if kind == "cgroup2" else None
         while folder is not None and PurePosixPath(folder).is_relative_to(point):
-            places.append(CgroupPlace(version=2, memory=folder, pids=folder))
+            places.append(CgroupPlace(version=2, memory=folder, pids=folder, cpu=folder))
             folder = str(PurePosixPath(folder).parent)
     return tuple(places)
 

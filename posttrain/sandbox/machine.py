@@ -56,6 +56,8 @@ class Abilities:
     seccomp: bool
     shares: bool
     """Whether snapshots are shared as layers; they are copied where the kernel cannot."""
+    cores: bool
+    """Whether processor time is limited for a sandbox as a whole; elsewhere it is not."""
     programs: tuple[str, ...]
     """Which of `PROGRAMS` are inside."""
 
@@ -94,5 +96,6 @@ def abilities_of(greeting: Mapping[str, Any]) -> Abilities:
         cgroups=greeting["cgroups"],
         seccomp=greeting["seccomp"],
         shares=greeting["shares"],
+        cores=greeting["cores"],
         programs=tuple(inside),
     )

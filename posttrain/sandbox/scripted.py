@@ -13,7 +13,7 @@ import itertools
 import shlex
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from posttrain.core.containment import ExecResult, Sandbox, Sealed, Usage
 from posttrain.core.errors import IsolationError, SandboxError, UsageError
@@ -113,7 +113,7 @@ class ScriptedSandboxes:
         sandbox = ScriptedSandbox(self, self._leases, environment, artefacts)
         try:
             if over is not None:
-                sandbox.files = _files_of(over)
+                sandbox.files, sandbox.memory_lost = _files_of(over), True
             for command in environment.setup if over is None else ():
                 if (await sandbox.exec(("/bin/sh", "-c", command))).exit_code != 0:
                     raise SandboxError(f"set-up {command!r} failed.")
@@ -206,6 +206,8 @@ class ScriptedSandbox(_Held):
         self._thawed.set()
         self._environment = environment
         self._artefacts = artefacts
+        self.memory_lost = False
+        self._used = False
 
     def _ensure_open(self) -> None:
         if self._leases.state(self.name) is not LeaseState.OPEN:
@@ -230,7 +232,8 @@ class ScriptedSandbox(_Held):
         )
         self._source.executed.append(command)
         await self._thawed.wait()
-        result = self._source.script(command)
+        result = replace(self._source.script(command), memory_lost=self.memory_lost)
+        self.memory_lost, self._used = result.timed_out, not result.timed_out
         if listen is not None:
             for name, text in (("stdout", result.stdout), ("stderr", result.stderr)):
                 if text:
@@ -256,6 +259,11 @@ class ScriptedSandbox(_Held):
     async def kill(self) -> None:
         """As the port says; nothing ever runs here."""
         self._ensure_open()
+        self._end()
+
+    def _end(self) -> None:
+        """What earlier commands might have left running is gone."""
+        self.memory_lost, self._used = self.memory_lost or self._used, False
 
     async def write(self, path: str, data: bytes) -> None:
         """As the port says."""
@@ -271,6 +279,7 @@ class ScriptedSandbox(_Held):
     async def snapshot(self) -> ScriptedSealed:
         """As the port says."""
         self._ensure_open()
+        self._end()
         name = self._leases.add()
         self._leases.move(name, LeaseState.SEALED)
         return ScriptedSealed(name, self._leases, dict(self.files))

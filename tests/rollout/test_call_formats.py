@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from posttrain.core.containment import ExecResult
 from posttrain.core.task import Tool, ToolCall
+from posttrain.domains.domain import TOOLS
 from posttrain.rollout import tools
 from posttrain.rollout.text import clean, head_and_tail
 from posttrain.rollout.tools import CallFormat, Refusal
@@ -188,6 +189,10 @@ def test_a_lone_surrogate_in_arguments_becomes_a_replacement_character():
 # --- refusing and carrying out ----------------------------------------------------------------
 
 
+def ended(exit_code, **how):
+    return ExecResult(exit_code=exit_code, stdout="", stderr="", **how)
+
+
 def call_of(name, **arguments):
     return ToolCall(id="c1", name=name, arguments=arguments)
 
@@ -250,6 +255,24 @@ def test_files_are_written_and_read_by_processes_that_start_where_the_attempt_wo
     assert run(call_of("python", code=code), python).stdout.decode() == text
 
 
+def test_sessions_are_processes_too_and_a_shell_alone_is_written_as_a_block():
+    shell, python = (
+        Tool(name=kind, description="", parameters={}, kind=kind)
+        for kind in ("shell_session", "python_session")
+    )
+    assert tools.format_for((shell,), hermes=False) is CallFormat.SHELL
+    assert tools.format_for((shell, python), hermes=False) is CallFormat.LINE
+    assert tools.unknown_kinds(tuple(TOOLS.values())) == ()
+    assert {"shell_session", "python_session"} <= TOOLS.keys()
+    line = tools.command(call_of("shell_session", command="cd é"), shell)
+    assert (line.argv[0], line.argv[-1], line.stdin) == ("bash", "cd é", b"")
+    code = tools.command(call_of("python_session", code="é"), python)
+    assert (code.argv[0], code.stdin) == ("python3", "é".encode())
+    missing = tools.refuse(call_of("python_session"), (python,))
+    assert missing is not None
+    assert missing.message.endswith("argument 'code' is missing")
+
+
 def test_the_only_argument_of_a_shell_may_have_any_name():
     tool = Tool(name="run", description="", kind="shell",
                 parameters={"properties": {"cmd": {"type": "string"}}})  # fmt: skip
@@ -267,6 +290,11 @@ def test_the_only_argument_of_a_shell_may_have_any_name():
         (ExecResult(exit_code=None, stdout="a", stderr="", timed_out=True), "a\n[timed out]"),
         (ExecResult(exit_code=None, stdout="", stderr=""), "[killed]"),
         (ExecResult(exit_code=0, stdout="", stderr=""), "[no output]"),
+        (ended(137, out_of_memory=True), "[exit 137, out of memory]"),
+        (ended(None, timed_out=True, out_of_memory=True), "[timed out, out of memory]"),
+        (ended(1, disk_full=True), "[exit 1, disk full]"),
+        (ended(0, disk_full=True), "[disk full]"),
+        (ended(0, memory_lost=True), "[processes of earlier calls have ended; files are kept]"),
     ],
 )
 def test_observation_tells_output_and_how_it_ended(result, text):

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import os
 import select
 import uuid
@@ -73,6 +74,24 @@ def processes_named(word: str) -> list[int]:
                 continue
             if word.encode() in text:
                 found.append(int(folder.name))
+    return found
+
+
+def children() -> set[int]:
+    """Processes started by this one."""
+    folder = Path("/proc/self/task")
+    return {
+        int(pid) for task in folder.iterdir() for pid in (task / "children").read_text().split()
+    }
+
+
+def tree_below(pid: int) -> list[int]:
+    """A process's descendants; one that ends meanwhile has none."""
+    found = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for inner in (task / "children").read_text().split():
+                found += [int(inner), *tree_below(int(inner))]
     return found
 
 

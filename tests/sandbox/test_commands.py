@@ -1,7 +1,10 @@
 """What a command may do to its own ends, and that the next one does not notice."""
 
 import asyncio
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -78,6 +81,32 @@ def test_standard_input_is_what_was_given_and_nothing_else(inside):
         assert unread.exit_code == 0
 
     inside(body)
+
+
+HARNESS = """
+import asyncio, sys
+from posttrain.core.task import Environment
+from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
+async def main():
+    async with BubblewrapSandboxes() as source, source.lease(Environment()) as sandbox:
+        print(repr((await sandbox.exec(("cat",))).stdout))
+        asked = await sandbox.exec(("python3", "-c", "input()"))
+        print(asked.stderr.splitlines()[-1])
+        print(repr((await sandbox.exec(("cat",), stdin=b"explicit")).stdout))
+asyncio.run(main())
+print(sys.stdin.readline(), end="")
+"""
+
+
+def test_a_command_never_reads_the_standard_input_of_whoever_runs_it_BR_39(machine):
+    root = str(Path(__file__).parents[2])
+    harness = subprocess.run(
+        [sys.executable, "-c", HARNESS], cwd=root, env={"PYTHONPATH": root}, check=True,
+        input=b"SECRET-LINE\n", stdout=subprocess.PIPE, timeout=60,
+    )  # fmt: skip
+    assert harness.stdout.decode().splitlines() == [
+        "''", "EOFError: EOF when reading a line", "'explicit'", "SECRET-LINE",
+    ]  # fmt: skip
 
 
 def test_a_pipe_to_a_logger_does_not_hide_the_time_limit(inside, marker):

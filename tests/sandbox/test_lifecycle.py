@@ -1,7 +1,6 @@
 """Nothing is left behind, whoever dies."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from posttrain.core.task import Environment
 from posttrain.sandbox import cgroups
 from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
 from posttrain.sandbox.limits import CgroupPlace, cgroup_places
-from tests.sandbox.conftest import all_end, processes_named
+from tests.sandbox.conftest import all_end, children, processes_named, tree_below
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -31,14 +30,6 @@ def group_folders() -> set[str]:
             if os.path.isdir(folder):
                 found |= {f"{folder}/{n}" for n in os.listdir(folder) if n.startswith("posttrain-")}
     return found
-
-
-def children() -> set[int]:
-    """Processes started by this one."""
-    folder = Path("/proc/self/task")
-    return {
-        int(pid) for task in folder.iterdir() for pid in (task / "children").read_text().split()
-    }
 
 
 def mounts_and_files() -> tuple[str, frozenset[str]]:
@@ -135,16 +126,6 @@ asyncio.run(main())
 """
 
 
-def tree_below(pid: int) -> list[int]:
-    """A process's descendants; one that ends meanwhile has none."""
-    found = []
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for inner in (task / "children").read_text().split():
-                found += [int(inner), *tree_below(int(inner))]
-    return found
-
-
 def name_of(pid: int) -> str:
     """A process's program; empty where it ended."""
     try:
@@ -213,6 +194,18 @@ def test_groups_of_dead_makers_are_swept(tmp_path, monkeypatch):
         )
     cgroups.remove(made)
     assert f"posttrain-{os.getpid()}" not in os.listdir(place.memory)
+
+
+def test_processor_time_goes_unlimited_where_its_group_cannot_be_made_and_the_rest_stays(tmp_path):
+    """Plain folders: the one of processor time lacks the kernel's file of the quota."""
+    folders = {name: str(tmp_path / name) for name in ("memory", "pids", "cpu")}
+    for folder in folders.values():
+        os.mkdir(folder)
+    made = cgroups.make([CgroupPlace(version=1, **folders)], os.getuid())
+    assert made is not None
+    assert made.cpu is None
+    assert os.path.isdir(made.memory)
+    assert os.listdir(folders["cpu"]) == []
 
 
 def test_no_group_is_made_where_controllers_are_not_handed_down(tmp_path):

@@ -52,10 +52,10 @@ def test_clip_keeps_exactly_head_and_tail(pieces, cap):
 
 def test_limits_follow_the_environment():
     environment = Environment(memory_bytes=100 << 20, disk_bytes=1 << 20, max_processes=7)
-    limits = process_limits(environment, timeout_s=2.2)
+    limits = process_limits(environment)
     assert limits["RLIMIT_AS"] == 100 << 20
     assert limits["RLIMIT_FSIZE"] == 1 << 20
-    assert limits["RLIMIT_CPU"] == 4
+    assert limits["RLIMIT_CPU"] == 3600
     assert limits["RLIMIT_NPROC"] == 9
     assert limits["RLIMIT_SIGPENDING"] == 512
 
@@ -73,6 +73,7 @@ def test_hybrid_machines_use_their_own_v1_groups():
     assert place == CgroupPlace(
         version=1, memory="/sys/fs/cgroup/memory/jobs/7", pids="/sys/fs/cgroup/pids"
     )
+    assert place.below("x").quota(1.0) == {}
     settings = place.below("x").settings(memory_bytes=5, max_processes=3)
     assert settings == {
         "/sys/fs/cgroup/memory/jobs/7/x/memory.limit_in_bytes": "5",
@@ -82,6 +83,21 @@ def test_hybrid_machines_use_their_own_v1_groups():
         "/sys/fs/cgroup/memory/jobs/7/memory.memsw.limit_in_bytes": "5",
         "/sys/fs/cgroup/memory/jobs/7/memory.kmem.tcp.limit_in_bytes": "5",
     }
+
+
+def test_processor_time_is_limited_where_its_controller_is():
+    mount = "33 25 0:30 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
+    own = HYBRID_OWN.replace("1:cpu:/", "1:cpu,cpuacct:/jobs")
+    (place,) = cgroup_places(own, HYBRID_MOUNTS + mount)
+    group = place.below("x")
+    assert group.folders == (
+        "/sys/fs/cgroup/memory/jobs/7/x", "/sys/fs/cgroup/pids/x",
+        "/sys/fs/cgroup/cpu,cpuacct/jobs/x",
+    )  # fmt: skip
+    (file,) = group.quota(1.0)
+    assert group.quota(2.5) == {file: "250000"}
+    assert group.quota(1e-9) == {file: "1000"}  # 0 or less would be no limit at all
+    assert file == "/sys/fs/cgroup/cpu,cpuacct/jobs/x/cpu.cfs_quota_us"
 
 
 def test_unified_machines_try_the_own_group_and_then_its_ancestors():
@@ -94,6 +110,7 @@ def test_unified_machines_try_the_own_group_and_then_its_ancestors():
     ]
     assert {place.version for place in places} == {2}
     assert places[0].folders == ("/sys/fs/cgroup/user.slice/session-1.scope",)
+    assert places[2].below("x").quota(0.5) == {"/sys/fs/cgroup/x/cpu.max": "50000 100000"}
     settings = places[2].settings(memory_bytes=5, max_processes=3)
     assert settings == {"/sys/fs/cgroup/memory.max": "5", "/sys/fs/cgroup/pids.max": "4"}
     further = places[2].further_settings(memory_bytes=5)

@@ -1,8 +1,10 @@
 """The network of a sandbox: none, or a proxy for what its task allows (BR-42)."""
 
 import asyncio
+import os
 import socket
 import threading
+import uuid
 
 import pytest
 
@@ -28,6 +30,9 @@ try:
         s.sendto(b"x", (where[0], int(where[1])))
     elif kind == "name":
         socket.getaddrinfo(where[0], 80)
+    elif kind == "ping":
+        s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)
+        s.sendto(bytes((8, 0, 0xF7, 0xFF, 0, 0, 0, 0)), (where[0], 0))
     else:
         socket.create_connection((where[0], int(where[1])), timeout=2)
     print("open")
@@ -119,6 +124,46 @@ def test_a_task_reaches_what_it_lists_through_the_proxy_and_nothing_else(machine
     assert [(each.host, each.allowed) for each in told] == [
         ("tasks.example.org", True), ("other.example.org", False), ("tasks.example.org", True),
     ]  # fmt: skip
+
+
+INSIDE = """
+import socket
+listener = socket.create_server(("127.0.0.1", 0))
+with socket.create_connection(listener.getsockname(), timeout=2) as line:
+    listener.accept()[0].sendall(b"own")
+    print(line.recv(3).decode())
+"""
+
+
+@pytest.fixture
+def paths(tmp_path):
+    """Sockets of the host that listen under a path, by where they are."""
+    folders = [folder for folder in ("/run", "/tmp", str(tmp_path)) if os.access(folder, os.W_OK)]
+    found = []
+    for folder in folders:
+        found.append(socket.socket(socket.AF_UNIX))
+        found[-1].bind(f"{folder}/posttrain-{uuid.uuid4().hex}")
+        found[-1].listen()
+    names = [listener.getsockname() for listener in found]
+    yield names
+    for listener in found:
+        listener.close()
+    for name in names:
+        os.unlink(name)
+
+
+def test_sockets_under_paths_are_out_of_reach_and_the_own_loopback_works_BR_42(inside, paths):
+    for path in paths:
+        with socket.socket(socket.AF_UNIX) as line:
+            line.connect(path)
+
+    async def body(sandbox):
+        for path in paths:
+            assert (await python(sandbox, DIRECT, "unix", path)).stdout != "open\n"
+        assert (await python(sandbox, DIRECT, "ping", "192.0.2.1")).stdout not in ("open\n", "")
+        assert (await python(sandbox, INSIDE)).stdout == "own\n"
+
+    inside(body)
 
 
 def test_without_a_list_there_is_no_way_out(inside, web):

@@ -52,6 +52,28 @@ def test_unknown_commands_are_not_found_and_scripted_failures_are_raised():
     asyncio.run(body())
 
 
+def test_lost_memory_is_told_as_by_a_real_sandbox():
+    late = ExecResult(exit_code=None, stdout="", stderr="", timed_out=True)
+    fine = ExecResult(exit_code=0, stdout="", stderr="")
+
+    async def body():
+        source = ScriptedSandboxes(answers({"late": late, "fine": fine}))
+        async with source.lease(Environment()) as sandbox:
+            snapshot = await sandbox.snapshot()
+            told = [(await sandbox.exec((word,))).memory_lost for word in ("fine", "late", "fine")]
+            assert told == [False, False, True]
+            await sandbox.kill()
+            assert (await sandbox.exec(("fine",))).memory_lost
+            await (await sandbox.snapshot()).close()
+            assert (await sandbox.exec(("fine",))).memory_lost
+            assert not (await sandbox.exec(("fine",))).memory_lost
+        async with source.lease(Environment(), over=snapshot) as fork:
+            assert (await fork.exec(("fine",))).memory_lost
+        await snapshot.close()
+
+    asyncio.run(body())
+
+
 def test_a_higher_level_than_the_source_has_is_refused():
     with pytest.raises(IsolationError, match="vm"):
         ScriptedSandboxes().lease(Environment(isolation=Isolation.VIRTUAL_MACHINE))
