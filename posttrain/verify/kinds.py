@@ -125,11 +125,13 @@ def _not_longer(check: Check, subject: Subject) -> Passage:
 # --- answers ----------------------------------------------------------------------------------
 
 
-def _answer(check: Check, subject: Subject, default: Where) -> answers.Answer:
-    """The reply's final answer; refused where the reply is empty or echoes the prompt."""
-    reply = subject.reply
-    passage = guards.not_echo(reply, subject.task.description.objective)
-    if passage.reason:
+def _answer(check: Check, subject: Subject, default: Where, *, gold: str) -> answers.Answer:
+    """The reply's final answer; refused where the reply is empty or echoes the prompt, unless the
+    right answer does as well.
+    """
+    reply, objective = subject.reply, subject.task.description.objective
+    passage = guards.not_echo(reply, objective)
+    if passage.reason and guards.not_echo(gold, objective).value:
         return answers.Answer(text=None, refusal=passage.reason)
     where = check.params.get("where", default.value)
     if where not in list(Where):
@@ -143,7 +145,7 @@ def _compared(
 ) -> Kind:
     async def kind(check: Check, subject: Subject, tools: Tools) -> Finding:
         allowed(check, "answer", "where", *parameters)
-        given = _answer(check, subject, where)
+        given = _answer(check, subject, where, gold=text_of(check, "answer"))
         if given.text is None:
             return Finding(value=0.0, evidence={"refused": given.refusal})
         return Finding(value=float(compare(check, given.text)), evidence={"answer": given.text})
@@ -182,8 +184,8 @@ async def reasoning_gym(check: Check, subject: Subject, tools: Tools) -> Finding
     entry = check.params.get("entry")
     if not isinstance(entry, Mapping):
         raise UsageError(f"check 'reasoning_gym' wants the entry as generated, got {entry!r:.80}.")
-    several = "\n" in str(entry.get("answer", "")).strip()
-    given = _answer(check, subject, Where.REPLY if several else Where.LINE)
+    gold = str(entry.get("answer", "")).strip()
+    given = _answer(check, subject, Where.REPLY if "\n" in gold else Where.LINE, gold=gold)
     if given.text is None:
         return Finding(value=0.0, evidence={"refused": given.refusal})
     if tools.workers is None:

@@ -132,6 +132,13 @@ def test_a_kept_instance_yields_the_entries_of_a_new_one() -> None:
         assert reasoning_gym._entry(generator, setting, 5) == kept
 
 
+def test_levels_that_read_one_file_do_not_mix() -> None:
+    domain = catalogue.load(catalogue.find("reasoning_gym.codeio").reference)
+    alone = domain.task(3, level=0)
+    domain.task(3, level=1)
+    assert domain.task(3, level=0) == alone
+
+
 def test_an_own_parameterisation_is_a_domain() -> None:
     supply = Supply(InProcess())
     spec = DomainSpec(

@@ -40,6 +40,12 @@ def test_empty_and_echoed_replies_pay_nothing(kind, reply, make_attempt, clock):
     assert value(kind, reply, make_attempt, clock, answer="2") == 0.0
 
 
+def test_an_echo_that_is_the_right_answer_is_paid(make_attempt, clock):
+    said = "Answer: Add one and one up."
+    assert value("exact", said, make_attempt, clock, answer="Add one and one up.") == 1.0
+    assert value("exact", said, make_attempt, clock, answer="Add one.") == 0.0
+
+
 def test_an_unknown_or_missing_parameter_is_the_tasks_mistake(make_attempt, clock):
     with pytest.raises(UsageError, match="did you mean 'answer'"):
         value("exact", "2", make_attempt, clock, anser="2")

@@ -143,6 +143,8 @@ def _entry(generator: str, setting: str, seed: int) -> dict[str, Any]:
         if generator in table.READS_FILES:
             dataset = _kept(generator, setting)
             dataset.seed = seed % 2**31
+            if generator == "codeio":  # it reads its class, where the last one's data are
+                type(dataset)._jsonl_data = dataset._jsonl_data
         else:
             dataset = _dataset(generator, _arguments(generator, setting), seed=seed % 2**31)
         entry: dict[str, Any] = dataset[0]
@@ -194,7 +196,10 @@ def _dataset(generator: str, arguments: Params, *, seed: int) -> Any:
 @functools.lru_cache(maxsize=64)
 def _kept(generator: str, setting: str) -> Any:
     """The dataset of a setting: what scores (some scorers read its configuration)."""
-    return _dataset(generator, _arguments(generator, setting), seed=0)
+    dataset = _dataset(generator, _arguments(generator, setting), seed=0)
+    if generator == "codeio":
+        dataset._jsonl_data = type(dataset)._jsonl_data
+    return dataset
 
 
 def _arguments(generator: str, setting: str) -> Params:

@@ -8,6 +8,7 @@ thing that must stay true: nothing that passes can call, look up or import anyth
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from posttrain.domains.adapters import reasoning_gym_levels as table
 
@@ -20,6 +21,7 @@ _FUNCTIONS = frozenset(
     {"sin", "cos", "tan", "sec", "csc", "cot", "sinh", "cosh", "tanh", "asin", "acos", "atan"}
     | {"exp", "log", "ln", "sqrt", "Abs"}
 )
+_BUTTONS = re.compile(r"[A-Ca-c](?:(?:\s|→|->|,)+[A-Ca-c])*")
 _LARGE_POWER = re.compile(r"\*\*\s*\(?\s*-?\s*(?:\d{3,}|[\w.]+\s*\)?\s*\*\*)")
 
 
@@ -31,6 +33,10 @@ def passes(generator: str, answer: str, *, gold: str, question: str) -> bool:
     True
     >>> passes("countdown", "().__class__", gold="35", question="?")
     False
+    >>> passes("coin_flip", "0", gold="0.375", question="?")  # paid for its first digit
+    False
+    >>> passes("quantum_lock", "I cannot", gold="C → A", question="?")  # and for C and A
+    False
     """
     if not answer or len(answer) > MAX_CHARS or (question and question in answer):
         return False
@@ -38,11 +44,23 @@ def passes(generator: str, answer: str, *, gold: str, question: str) -> bool:
         return False
     if any(character.isdecimal() and not character.isascii() for character in answer):
         return False  # int() reads the digits of every script; nobody asked for them
+    if generator == "quantum_lock":
+        return _BUTTONS.fullmatch(answer) is not None
+    if generator == "coin_flip":
+        return _is_near(answer, gold)
     if generator in table.READ_AS_PYTHON:
         return _LITERAL.fullmatch(answer) is not None
     if generator in table.READ_BY_SYMPY:
         return _is_formula(answer)
     return True
+
+
+def _is_near(answer: str, gold: str) -> bool:
+    """Whether a number or fraction is the gold one, within the scorer's own tolerance."""
+    try:
+        return abs(Fraction(answer.replace(",", "")) - Fraction(gold.replace(",", ""))) <= 1e-4
+    except (ValueError, ZeroDivisionError):
+        return False
 
 
 def _is_formula(answer: str) -> bool:
