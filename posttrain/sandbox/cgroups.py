@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,8 +25,8 @@ _HOLDER = "holder"
 def make(places: Sequence[CgroupPlace], owner: int) -> CgroupPlace | None:
     """A group for this process's sandboxes at the first place that allows one, given to the user
     `owner`; None where no place does. A place that does not limit processor time is better than
-    none. On v2 this process moves into it (cgroup-v2.rst, "Delegation": whoever moves a process
-    must own the common ancestor).
+    none. In the v2 hierarchy this process moves into it (cgroup-v2.rst, "Delegation": whoever moves
+    a process must own the common ancestor).
     """
     for place in places:
         _sweep(place)
@@ -57,10 +57,21 @@ def _make_top(place: CgroupPlace, top: CgroupPlace, owner: int) -> None:
     else:
         wanted = " ".join(f"+{name}" for name in controllers)
         Path(top.memory, "cgroup.subtree_control").write_text(wanted)
-        os.chown(f"{top.memory}/cgroup.procs", owner, owner)
-        os.mkdir(f"{top.memory}/{_HOLDER}")
-        os.chown(f"{top.memory}/{_HOLDER}/cgroup.procs", owner, owner)
-        enter(top.below(_HOLDER), os.getpid())
+    if top.freezer is not None:
+        os.chown(f"{top.freezer}/cgroup.procs", owner, owner)
+        os.mkdir(f"{top.freezer}/{_HOLDER}")
+        os.chown(f"{top.freezer}/{_HOLDER}/cgroup.procs", owner, owner)
+        Path(top.freezer, _HOLDER, "cgroup.procs").write_text(str(os.getpid()))
+
+
+def give_up(top: CgroupPlace, home: CgroupPlace) -> None:
+    """Remove a group and those below it once nobody but this process uses them, which goes back to
+    its group at `home`, where it was before.
+    """
+    if home.freezer is not None:
+        with contextlib.suppress(OSError):
+            Path(home.freezer, "cgroup.procs").write_text(str(os.getpid()))
+    remove(top, patience_s=2.0)
 
 
 def make_lease(
@@ -88,12 +99,6 @@ def _set_existing(settings: Mapping[str, str]) -> None:
             Path(file).write_text(text)
 
 
-def enter(group: CgroupPlace, pid: int) -> None:
-    """Move a process into a group; what it starts later is born there."""
-    for folder in group.folders:
-        Path(folder, "cgroup.procs").write_text(str(pid))
-
-
 def oom_kills(group: CgroupPlace) -> int:
     """How many processes of a group were killed for want of memory so far."""
     try:
@@ -112,16 +117,19 @@ def usage(group: CgroupPlace) -> tuple[int, int]:
     return memory, processes
 
 
-@contextlib.contextmanager
-def barren(group: CgroupPlace) -> Iterator[None]:
-    """For a moment nothing is born in a group: forks fail, as at its limit."""
-    file = Path(group.pids, "pids.max")
-    before = file.read_text()
-    file.write_text("0")
-    try:
-        yield
-    finally:
-        file.write_text(before)
+def freeze(freezer: str) -> None:
+    """Begin to bring all members of a group to a stand, those that are born meanwhile too."""
+    Path(freezer, "cgroup.freeze").write_text("1")
+
+
+def thaw(freezer: str) -> None:
+    """Let them go on."""
+    Path(freezer, "cgroup.freeze").write_text("0")
+
+
+def stands_still(freezer: str) -> bool:
+    """Whether no member of a group that is being frozen moves any more."""
+    return "frozen 1\n" in Path(freezer, "cgroup.events").read_text()
 
 
 def remove(group: CgroupPlace, *, patience_s: float = 0.0) -> None:

@@ -65,6 +65,24 @@ class Lease:
     def __post_init__(self) -> None:
         self.thawed.set()
 
+    async def freeze(self) -> None:
+        """Bring what runs to a stand. Time stands still only then: what cannot be stopped must not
+        have more of it.
+        """
+        self.thawed.clear()
+        async with self.starting:
+            still = self.live is None or await self.live.stop()
+        for run in self.runs.values() if still and not self.thawed.is_set() else ():
+            run.freeze()
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        if self.live is not None:
+            self.live.go_on()
+        for run in self.runs.values():
+            run.thaw()
+        self.thawed.set()
+
 
 class Holder:
     """Serves the driver's requests; one method a request."""
@@ -118,9 +136,9 @@ class Holder:
             case "door":
                 return await self._door(self._lease(head["lease"]), head["known"], reply), b""
             case "freeze":
-                self._freeze(self._lease(head["lease"]))
+                await self._lease(head["lease"]).freeze()
             case "thaw":
-                self._thaw(self._lease(head["lease"]))
+                self._lease(head["lease"]).thaw()
             case "end":
                 await self._end_runs(self._lease(head["lease"]))
             case "usage":
@@ -216,21 +234,6 @@ class Holder:
             reply.files.append(live.door)
         return {"number": live.number, "files": len(reply.files)}
 
-    def _freeze(self, lease: Lease) -> None:
-        lease.thawed.clear()
-        for run in lease.runs.values():
-            run.freeze()
-        if lease.live is not None and not lease.live.stop() and lease.group is not None:
-            with cgroups.barren(lease.group):
-                lease.live.stop()
-
-    def _thaw(self, lease: Lease) -> None:
-        if lease.live is not None:
-            lease.live.go_on()
-        for run in lease.runs.values():
-            run.thaw()
-        lease.thawed.set()
-
     def _usage(self, lease: Lease) -> dict[str, Any]:
         disk = os.fstatvfs(lease.disk.workspace)
         memory, processes = None, None
@@ -257,8 +260,7 @@ class Holder:
                     bubblewrap=self._program, options=spec.bubblewrap_arguments(layout),
                     seccomp=self._seccomp, within=lambda: self._disks.within(lease.disk.mounts),
                 )  # fmt: skip
-                groups = lease.group.entrances if lease.group else ()
-                await live.admit(groups=groups, seccomp=self._seccomp, door=lease.door)
+                await live.admit(group=lease.group, seccomp=self._seccomp, door=lease.door)
                 lease.live = live
             return lease.live
 

@@ -213,7 +213,8 @@ def main() -> None:
     order = frames[0].head
     owner = order["uid"] if os.getuid() == 0 else os.getuid()
     with open("/proc/self/cgroup") as own, open("/proc/self/mountinfo") as mounts:
-        group = cgroups.make(cgroup_places(own.read(), mounts.read()), owner)
+        places = cgroup_places(own.read(), mounts.read())
+    group = cgroups.make(places, owner)
     kernel.adopt_orphans()
     pid = os.fork()
     if pid == 0:
@@ -228,4 +229,4 @@ def main() -> None:
         while True:
             os.wait()
     if group is not None:
-        cgroups.remove(group, patience_s=2.0)
+        cgroups.give_up(group, places[0])

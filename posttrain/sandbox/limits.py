@@ -102,11 +102,15 @@ class CgroupPlace:
     pids: str
     cpu: str | None = None
     """None: processor time cannot be limited."""
+    freezer: str | None = None
+    """Of the v2 hierarchy, which v1 machines may have beside the others; None: groups cannot be
+    frozen.
+    """
 
     @property
     def folders(self) -> tuple[str, ...]:
         """The distinct folders."""
-        found = (self.memory, self.pids, self.cpu)
+        found = (self.memory, self.pids, self.cpu, self.freezer)
         return tuple(dict.fromkeys(folder for folder in found if folder is not None))
 
     @property
@@ -130,6 +134,7 @@ class CgroupPlace:
         return CgroupPlace(
             version=self.version, memory=f"{self.memory}/{name}", pids=f"{self.pids}/{name}",
             cpu=None if self.cpu is None else f"{self.cpu}/{name}",
+            freezer=None if self.freezer is None else f"{self.freezer}/{name}",
         )  # fmt: skip
 
     def settings(self, *, memory_bytes: int, max_processes: int) -> dict[str, str]:
@@ -174,9 +179,10 @@ def oom_kills(text: str) -> int:
 def cgroup_places(own: str, mountinfo: str) -> tuple[CgroupPlace, ...]:
     """Candidates, best first, from the texts of `/proc/self/cgroup` and `/proc/self/mountinfo`.
 
-    On v1 (and hybrid) that is our own group of each controller. On v2 it is our own group and
-    then its ancestors, since a group that holds processes cannot hand controllers to children
-    (Linux `admin-guide/cgroup-v2.rst`, "No Internal Process Constraint"); never outside the mount.
+    On v1 (and hybrid) that is our own group of each controller, with that of the v2 hierarchy where
+    there is one. On v2 it is our own group and then its ancestors, since a group that holds
+    processes cannot hand controllers to children (Linux `admin-guide/cgroup-v2.rst`, "No Internal
+    Process Constraint"); never outside the mount.
     """
     groups = _groups(own)
     v1 = {
@@ -186,15 +192,19 @@ def cgroup_places(own: str, mountinfo: str) -> tuple[CgroupPlace, ...]:
         if kind == "cgroup" and controller in options and controller in groups
         if (folder := _below_mount(groups[controller], root, point)) is not None
     }
-    if {"memory", "pids"} <= v1.keys():
-        return (CgroupPlace(version=1, **v1),)
-    places = []
+    unified = []
     for root, point, kind, _ in _cgroup_mounts(mountinfo):
         folder = _below_mount(groups.get("", "/"), root, point) if kind == "cgroup2" else None
         while folder is not None and PurePosixPath(folder).is_relative_to(point):
-            places.append(CgroupPlace(version=2, memory=folder, pids=folder, cpu=folder))
+            unified.append(folder)
             folder = str(PurePosixPath(folder).parent)
-    return tuple(places)
+    if {"memory", "pids"} <= v1.keys():
+        freezers = (*unified[:1], None)
+        return tuple(CgroupPlace(version=1, **v1, freezer=freezer) for freezer in freezers)
+    return tuple(
+        CgroupPlace(version=2, memory=folder, pids=folder, cpu=folder, freezer=folder)
+        for folder in unified
+    )
 
 
 def _groups(own: str) -> dict[str, str]:

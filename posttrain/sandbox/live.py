@@ -22,14 +22,14 @@ from typing import Any
 
 from posttrain.core.errors import SandboxError
 from posttrain.sandbox import egress, usher
+from posttrain.sandbox.limits import CgroupPlace
 from posttrain.sandbox.pipes import Pipe, Process, memory_file
+from posttrain.sandbox.stillness import Stillness
 
 _SETUP_S = 20.0
 """Bubblewrap's set-up takes 5 ms; past this the machine is taken to be stuck."""
 _DEATH_S = 20.0
 _NUMBERS = itertools.count(1)
-_MOST_ROUNDS = 30
-"""Of stopping: each leaves only what was born during it."""
 _WAITING = b"/bin/cat"
 """The program inside: it echoes one line, which tells that it was started, and reads on."""
 
@@ -41,31 +41,31 @@ class Live:
         self._outer = outer
         self._init = init
         self._first = first
-        self._space = _space(first)
         self._held = held
         self._line: socket.socket | None = None
         self._usher: Process | None = None
-        self._groups: tuple[str, ...] = ()
+        self._stillness: Stillness | None = None
         self.number = next(_NUMBERS)
         self.door: int | None = None
         """A socket that listens in the namespaces, where the usher was asked to open one."""
         self._closed = False
 
-    async def admit(self, *, groups: tuple[str, ...], seccomp: bytes | None, door: bool) -> None:
-        """Send an usher in; with `door` it opens one.
+    async def admit(self, *, group: CgroupPlace | None, seccomp: bytes | None, door: bool) -> None:
+        """Send an usher in, which joins the group; with `door` it opens one.
 
         Raises:
             SandboxError: it could not get in.
         """
-        self._groups = groups
         try:
             doors = usher.Doors(
-                init=self._init.descriptor, groups=groups, seccomp=seccomp,
-                door=egress.ADDRESS[1] if door else 0,
+                init=self._init.descriptor, groups=group.entrances if group else (),
+                seccomp=seccomp, door=egress.ADDRESS[1] if door else 0,
             )  # fmt: skip
             self._line, pid = usher.start(doors)
             self._line.setblocking(False)
             self._usher = Process(pid)
+            freezer = group.freezer if group else None
+            self._stillness = Stillness(self._first, self._usher, freezer=freezer)
             async with asyncio.timeout(_SETUP_S):
                 said, files = await self._said()
             self.door = files[0] if files else None
@@ -168,33 +168,16 @@ class Live:
             "run 'posttrain doctor'.",
         )
 
-    def stop(self) -> bool:
-        """Stop the usher, so that nothing begins, and every process inside where it is, those that
-        are born meanwhile too. Whether it succeeded: what forks without pause may go on, and where
-        there are no groups, unseen.
-        """
-        for _ in range(_MOST_ROUNDS):
-            running = [pid for pid in self._moving() if not _is_stopped(pid)]
-            if not running:
-                return True
-            for pid in running:
-                _signal(pid, signal.SIGSTOP)
-        return False
+    async def stop(self) -> bool:
+        """Bring everything inside to a stand; whether nothing moves any more."""
+        if self._closed or self._stillness is None:
+            return True
+        return await self._stillness.begin()
 
     def go_on(self) -> None:
-        """Let them go on."""
-        for pid in self._moving():
-            _signal(pid, signal.SIGCONT)
-
-    def _moving(self) -> list[int]:
-        """The usher, and the processes in the namespaces but for the first, which only waits."""
-        if self._groups:
-            with open(self._groups[-1]) as file:
-                return [int(line) for line in file]
-        inside = [pid for pid in _numbers() if pid != self._first and _space(pid) == self._space]
-        if self._usher is not None and not self._usher.ended.done():
-            inside.insert(0, self._usher.pid)
-        return inside
+        """Let it go on. Idempotent."""
+        if self._stillness is not None:
+            self._stillness.end()
 
     async def end(self) -> None:
         """Kill everything inside and wait until it is dead. Idempotent.
@@ -205,6 +188,7 @@ class Live:
         if self._closed:
             return
         self._closed = True
+        self.go_on()
         members = self._processes
         for process in members:
             process.kill()
@@ -230,32 +214,6 @@ async def _first_of(line: Coroutine[Any, Any, bytes], end: asyncio.Future[None])
     finally:
         told.cancel()
         await asyncio.wait((told,))
-
-
-def _numbers() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def _space(pid: int) -> int | None:
-    """Which process namespace a process is in; None where it ended."""
-    try:
-        return os.stat(f"/proc/{pid}/ns/pid").st_ino
-    except OSError:
-        return None
-
-
-def _is_stopped(pid: int) -> bool:
-    """Whether a process is stopped or dead (proc(5)). One that is gone may have left a child."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"Z", b"X")
-    except OSError:
-        return False
-
-
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
 
 
 def _spawn(

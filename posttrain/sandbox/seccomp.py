@@ -2,10 +2,11 @@
 
 Not an allow-list: ordinary programs must run. It takes away what widens the kernel's surface or
 looks past the namespaces: io_uring, bpf, keys, userfaultfd, perf, kexec, modules, the mount
-interface, tracing, new namespaces, the kernel log, and socket families other than unix, internet
-and netlink (vsock reaches the hypervisor from inside any network namespace). Layout of the program
-and of `struct seccomp_data`: Linux `userspace-api/seccomp_filter.rst`. The one thing that must
-stay true: a call under a foreign calling convention never passes.
+interface, tracing, new namespaces, the kernel log, asynchronous requests (of which all users
+together have a fixed number), and socket families other than unix, internet and netlink (vsock
+reaches the hypervisor from inside any network namespace). Layout of the program and of `struct
+seccomp_data`: Linux `userspace-api/seccomp_filter.rst`. The one thing that must stay true: a call
+under a foreign calling convention never passes.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ MACHINES: Mapping[str, Machine] = {
             "ptrace": 101, "syslog": 103, "pivot_root": 155, "acct": 163, "mount": 165,
             "umount2": 166, "swapon": 167, "swapoff": 168, "reboot": 169, "init_module": 175,
             "delete_module": 176, "quotactl": 179, "lookup_dcookie": 212, "kexec_load": 246,
-            "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272,
+            "io_setup": 206, "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272,
             "perf_event_open": 298, "name_to_handle_at": 303, "open_by_handle_at": 304,
             "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312,
             "finit_module": 313, "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323,
@@ -67,8 +68,8 @@ MACHINES: Mapping[str, Machine] = {
     "aarch64": Machine(
         audit=0xC00000B7,
         denied={
-            "lookup_dcookie": 18, "umount2": 39, "mount": 40, "pivot_root": 41, "quotactl": 60,
-            "acct": 89, "unshare": 97, "kexec_load": 104, "init_module": 105,
+            "io_setup": 0, "lookup_dcookie": 18, "umount2": 39, "mount": 40, "pivot_root": 41,
+            "quotactl": 60, "acct": 89, "unshare": 97, "kexec_load": 104, "init_module": 105,
             "delete_module": 106, "syslog": 116, "ptrace": 117, "reboot": 142, "add_key": 217,
             "request_key": 218, "keyctl": 219, "swapon": 224, "swapoff": 225,
             "perf_event_open": 241, "name_to_handle_at": 264, "open_by_handle_at": 265,

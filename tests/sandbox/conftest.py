@@ -1,9 +1,10 @@
 import asyncio
 import contextlib
 import os
+import re
 import select
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from posttrain.core.containment import Sandbox
 from posttrain.core.errors import IsolationError
 from posttrain.core.task import Environment
 from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
+from posttrain.sandbox.limits import cgroup_places
 
 
 @pytest.fixture(scope="session")
@@ -108,3 +110,23 @@ def all_end(pids: list[int], *, within_s: float) -> bool:
         finally:
             os.close(descriptor)
     return True
+
+
+BY_OTHERS = re.compile("^/run/|^/media/|^/mnt/|/overlay|/containers/|/volumes/|/netns/")
+"""Where a host's other programs mount things at any time, container engines above all."""
+
+
+def host_mounts() -> list[str]:
+    """What is mounted where, as the kernel tells it (proc(5)), but for what others come and go."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [line for line in lines if not BY_OTHERS.search(line.split()[4])]
+
+
+def groups_of(makers: Iterable[int]) -> set[str]:
+    """Control groups that holders made whose keepers are among these processes."""
+    places = cgroup_places(
+        Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text()
+    )
+    names = [f"posttrain-{maker}" for maker in makers]
+    folders = (folder for place in places for folder in place.folders)
+    return {path for folder in folders for n in names if os.path.isdir(path := f"{folder}/{n}")}

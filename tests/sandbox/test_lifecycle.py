@@ -13,37 +13,33 @@ from posttrain.core.errors import SandboxError
 from posttrain.core.task import Environment
 from posttrain.sandbox import cgroups
 from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
-from posttrain.sandbox.limits import CgroupPlace, cgroup_places
-from tests.sandbox.conftest import all_end, children, processes_named, tree_below
+from posttrain.sandbox.limits import CgroupPlace
+from tests.sandbox.conftest import (
+    all_end,
+    children,
+    groups_of,
+    host_mounts,
+    processes_named,
+    tree_below,
+)
 
 ROOT = str(Path(__file__).parents[2])
 
 
-def group_folders() -> set[str]:
-    """Control groups that a holder made."""
-    places = cgroup_places(
-        Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text()
-    )
-    found = set()
-    for place in places:
-        for folder in place.folders:
-            if os.path.isdir(folder):
-                found |= {f"{folder}/{n}" for n in os.listdir(folder) if n.startswith("posttrain-")}
-    return found
-
-
-def mounts_and_files() -> tuple[str, frozenset[str]]:
-    return Path("/proc/self/mountinfo").read_text(), frozenset(os.listdir("/dev/shm"))
+def mounts_and_files() -> tuple[list[str], frozenset[str]]:
+    return host_mounts(), frozenset(os.listdir("/dev/shm"))
 
 
 def test_close_leaves_no_process_mount_group_or_descriptor(machine, marker):
-    before = (group_folders(), children(), mounts_and_files(), len(os.listdir("/proc/self/fd")))
+    before = (children(), mounts_and_files(), len(os.listdir("/proc/self/fd")))
+    groups = set()
 
     async def body():
         async with BubblewrapSandboxes() as source:
             assert source.stats().made == 0
             async with source.lease(Environment()) as sandbox:
                 await sandbox.exec(("sh", "-c", f"sleep 60 & # {marker}"))
+                groups.update(groups_of(children() - before[0]))
                 sealed = await sandbox.seal()
             async with source.lease(Environment(), beside=sealed) as sandbox:
                 await sandbox.exec(("true",))
@@ -55,8 +51,10 @@ def test_close_leaves_no_process_mount_group_or_descriptor(machine, marker):
 
     asyncio.run(body())
     assert processes_named(marker) == []
-    after = (group_folders(), children(), mounts_and_files(), len(os.listdir("/proc/self/fd")))
+    after = (children(), mounts_and_files(), len(os.listdir("/proc/self/fd")))
     assert after == before
+    assert bool(groups) is (machine.limits == "tree")
+    assert not [group for group in groups if os.path.exists(group)]
 
 
 def test_the_holder_counts_what_the_driver_counts(sandboxes):
@@ -135,7 +133,6 @@ def name_of(pid: int) -> str:
 
 
 def test_a_killed_parent_leaves_nothing(machine, marker):
-    groups = group_folders()
     parent = subprocess.Popen(
         [sys.executable, "-c", LEASE_AND_WAIT, marker], cwd=ROOT, env={"PYTHONPATH": ROOT}
     )
@@ -149,7 +146,7 @@ def test_a_killed_parent_leaves_nothing(machine, marker):
         parent.wait()
     assert all_end(family, within_s=10)
     assert processes_named(marker) == []
-    assert group_folders() == groups
+    assert groups_of(family) == set()
 
 
 def test_a_lost_holder_is_said_and_replaced(machine, marker):

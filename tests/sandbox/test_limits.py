@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,10 +71,14 @@ HYBRID_MOUNTS = """\
 
 
 def test_hybrid_machines_use_their_own_v1_groups():
-    (place,) = cgroup_places(HYBRID_OWN, HYBRID_MOUNTS)
+    freezing, place = cgroup_places(HYBRID_OWN, HYBRID_MOUNTS)
     assert place == CgroupPlace(
         version=1, memory="/sys/fs/cgroup/memory/jobs/7", pids="/sys/fs/cgroup/pids"
     )
+    assert freezing == replace(place, freezer="/sys/fs/cgroup/unified")
+    assert freezing.below("x").folders == (
+        "/sys/fs/cgroup/memory/jobs/7/x", "/sys/fs/cgroup/pids/x", "/sys/fs/cgroup/unified/x"
+    )  # fmt: skip
     assert place.below("x").quota(1.0) == {}
     settings = place.below("x").settings(memory_bytes=5, max_processes=3)
     assert settings == {
@@ -88,8 +94,7 @@ def test_hybrid_machines_use_their_own_v1_groups():
 def test_processor_time_is_limited_where_its_controller_is():
     mount = "33 25 0:30 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
     own = HYBRID_OWN.replace("1:cpu:/", "1:cpu,cpuacct:/jobs")
-    (place,) = cgroup_places(own, HYBRID_MOUNTS + mount)
-    group = place.below("x")
+    group = cgroup_places(own, HYBRID_MOUNTS + mount)[-1].below("x")
     assert group.folders == (
         "/sys/fs/cgroup/memory/jobs/7/x", "/sys/fs/cgroup/pids/x",
         "/sys/fs/cgroup/cpu,cpuacct/jobs/x",
@@ -109,6 +114,7 @@ def test_unified_machines_try_the_own_group_and_then_its_ancestors():
         "/sys/fs/cgroup",
     ]
     assert {place.version for place in places} == {2}
+    assert all(place.freezer == place.memory for place in places)
     assert places[0].folders == ("/sys/fs/cgroup/user.slice/session-1.scope",)
     assert places[2].below("x").quota(0.5) == {"/sys/fs/cgroup/x/cpu.max": "50000 100000"}
     settings = places[2].settings(memory_bytes=5, max_processes=3)
