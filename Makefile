@@ -45,7 +45,7 @@ bench: setup
 
 soak: setup
 	$(BIN)/posttrain domains check --all
-	$(TEST_THREADS) $(BIN)/pytest tests -m soak || test $$? -eq 5  # 5: none is marked
+	$(TEST_THREADS) $(BIN)/pytest tests -m soak
 
 # Installs only where the pins, or the index of torch, differ from what was installed last.
 setup:

@@ -18,8 +18,16 @@ trl)
     "$folder/envs/trl/bin/python" -m pip install --quiet ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch==2.13.0
     "$folder/envs/trl/bin/python" -m pip install --quiet "trl==1.16.*" "transformers>=5.17"
     ;;
+swerex)
+    environment swerex
+    "$folder/envs/swerex/bin/python" -m pip install --quiet "swe-rex==1.4.*"
+    ;;
+inspect)
+    environment inspect
+    "$folder/envs/inspect/bin/python" -m pip install --quiet "inspect-ai==0.3.*"
+    ;;
 *)
-    echo "usage: bench/peers/setup.sh trl" >&2
+    echo "usage: bench/peers/setup.sh trl|swerex|inspect" >&2
     exit 2
     ;;
 esac

@@ -73,13 +73,14 @@ class BubblewrapSandboxes:
     async def _lease(
         self, environment: Environment, beside: Sealed | None, over: Sealed | None
     ) -> AsyncIterator[Sandbox]:
-        channel, strict = await self._connect(), over is None
+        await self._connect()
+        strict = over is None
         base: AbstractAsyncContextManager[Sealed | None] = contextlib.nullcontext(over)
         if over is None and environment.setup:
-            base = self._prepared.use(environment, lambda: self._prepare(environment, channel))
+            base = self._prepared.use(environment, lambda: self._prepare(environment))
         async with contextlib.AsyncExitStack() as stack:
             async with base as below:
-                sandbox = self._sandbox(channel, environment)
+                sandbox = self._sandbox(await self._connect(), environment)
                 stack.push_async_callback(sandbox.close)
                 await sandbox.open(beside, below, strict=strict)
             yield sandbox
@@ -88,9 +89,9 @@ class BubblewrapSandboxes:
         name = self._leases.add()
         return BubblewrapSandbox(name, channel, self._leases, environment, tell=self._tell)
 
-    async def _prepare(self, environment: Environment, channel: Channel) -> SealedWorkspace:
+    async def _prepare(self, environment: Environment) -> SealedWorkspace:
         """What the environment's files and set-up make."""
-        sandbox = self._sandbox(channel, environment)
+        sandbox = self._sandbox(await self._connect(), environment)
         try:
             await sandbox.open(None, None, guarded=False)
             await sandbox.set_up()
@@ -110,9 +111,9 @@ class BubblewrapSandboxes:
     async def _connect(self) -> Channel:
         """The channel of a holder that greeted; a lost one is replaced, and its leases are lost."""
         if self._channel is not None and self._channel.lost:
+            self._channel = None  # Before anybody else comes here during the next lines.
             self._leases.lose()
             await self._prepared.clear()
-            self._channel = None
         if self._channel is None:
             self._channel = _start(share=self._share)
         channel = self._channel

@@ -47,12 +47,15 @@ class Run:
         self._command = command
         self._listen = listen
         self._stopped = asyncio.Event()
+        self._live: Live | None = None
         self._watch = Stopwatch(command.timeout_s)
         self._out, self._err = Clip(command.cap_bytes), Clip(command.cap_bytes)
 
     def kill(self) -> None:
-        """End it early."""
+        """End it early; commands from now on do not enter what ends with it."""
         self._stopped.set()
+        if self._live is not None:
+            self._live.condemn()
 
     def freeze(self) -> None:
         """Its time stands still."""
@@ -71,6 +74,7 @@ class Run:
         """
         if self._stopped.is_set():
             return self._result(None)
+        self._live = live
         self._watch.go_on()
         pipes = [Pipe(inward=True), *(Pipe(inward=False) for _ in range(3))]
         stdin, out, err, told = pipes

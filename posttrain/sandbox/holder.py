@@ -24,6 +24,7 @@ from posttrain.sandbox.disks import ARTEFACTS, BASE, DISK, Disk, Disks
 from posttrain.sandbox.limits import CgroupPlace
 from posttrain.sandbox.live import Live
 from posttrain.sandbox.service import Reply
+from posttrain.sandbox.usher import Ushers
 
 PROGRAM, ETC, EMPTY = f"{BASE}/program", f"{BASE}/etc", f"{BASE}/empty"
 _ENTERABLE = 0o755
@@ -95,6 +96,7 @@ class Holder:
         self._group = group
         self._system = system_folders()
         self._seccomp = seccomp.program(platform.machine())
+        self._ushers = Ushers(self._seccomp)
         self._leases: dict[str, Lease] = {}
         self._disks = Disks(share=share)
 
@@ -231,7 +233,7 @@ class Holder:
         """The listening socket of the namespaces there are now, where it is not `known` yet."""
         live = await self._live(lease)
         if live.door is not None and live.number != known:
-            reply.files.append(live.door)
+            reply.files.append(os.dup(live.door))
         return {"number": live.number, "files": len(reply.files)}
 
     def _usage(self, lease: Lease) -> dict[str, Any]:
@@ -260,7 +262,7 @@ class Holder:
                     bubblewrap=self._program, options=spec.bubblewrap_arguments(layout),
                     seccomp=self._seccomp, within=lambda: self._disks.within(lease.disk.mounts),
                 )  # fmt: skip
-                await live.admit(group=lease.group, seccomp=self._seccomp, door=lease.door)
+                await live.admit(self._ushers, group=lease.group, door=lease.door)
                 lease.live = live
             return lease.live
 

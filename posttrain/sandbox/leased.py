@@ -111,6 +111,8 @@ class BubblewrapSandbox(_Held):
         environment's guards, all of which are there where no policy was yet (`strict`).
         """
         for sealed in (beside, over):
+            if isinstance(sealed, SealedWorkspace) and sealed.channel.lost:
+                raise SandboxError(f"sealed workspace {sealed.name} was lost with its holder.")
             if sealed is not None and not (
                 isinstance(sealed, SealedWorkspace) and sealed.channel is self.channel
             ):
@@ -145,10 +147,11 @@ class BubblewrapSandbox(_Held):
                 what = "ran out of time" if result.timed_out else f"gave {result.exit_code}"
                 raise SandboxError(f"set-up {command!r} {what}: {result.stderr[-500:]}")
 
-    def _ensure_open(self) -> None:
-        state = self._leases.state(self.name)
+    def _ensure_open(self, name: str | None = None) -> None:
+        name = name or self.name
+        state = self._leases.state(name)
         if state is not LeaseState.OPEN:
-            raise SandboxError(f"sandbox {self.name} is not open but {state}.")
+            raise SandboxError(f"sandbox {name} is not open but {state}.")
 
     async def exec(
         self,
@@ -268,6 +271,7 @@ class BubblewrapSandbox(_Held):
         """
         self._ensure_open()
         await self._ask("seal")
+        self._ensure_open()
         self._leases.move(self.name, LeaseState.SEALED)
         return SealedWorkspace(self.name, self.channel, self._leases)
 
@@ -279,10 +283,14 @@ class BubblewrapSandbox(_Held):
         """
         self._ensure_open()
         name = self._leases.add()
+        answer = self.channel.post({"op": "snapshot", "lease": self.name, "name": name})
         try:
-            await self._ask("snapshot", name=name)
-        except SandboxError:
+            _answer(await asyncio.shield(asyncio.wrap_future(answer)))
+            self._ensure_open(name)
+        except BaseException:  # Nobody will ever have it, made or still to be made.
             self._leases.move(name, LeaseState.CLOSED)
+            let_go = {"op": "close", "lease": name}
+            answer.add_done_callback(lambda _: self.channel.post(let_go))
             raise
         self._leases.move(name, LeaseState.SEALED)
         return SealedWorkspace(name, self.channel, self._leases)

@@ -48,9 +48,10 @@ class Live:
         self.number = next(_NUMBERS)
         self.door: int | None = None
         """A socket that listens in the namespaces, where the usher was asked to open one."""
-        self._closed = False
+        self._condemned = self._closed = False
+        self._over = asyncio.Event()
 
-    async def admit(self, *, group: CgroupPlace | None, seccomp: bytes | None, door: bool) -> None:
+    async def admit(self, ushers: usher.Ushers, *, group: CgroupPlace | None, door: bool) -> None:
         """Send an usher in, which joins the group; with `door` it opens one.
 
         Raises:
@@ -59,9 +60,9 @@ class Live:
         try:
             doors = usher.Doors(
                 init=self._init.descriptor, groups=group.entrances if group else (),
-                seccomp=seccomp, door=egress.ADDRESS[1] if door else 0,
+                door=egress.ADDRESS[1] if door else 0,
             )  # fmt: skip
-            self._line, pid = usher.start(doors)
+            self._line, pid = ushers.start(doors)
             self._line.setblocking(False)
             self._usher = Process(pid)
             freezer = group.freezer if group else None
@@ -86,6 +87,8 @@ class Live:
         finally:
             loop.remove_reader(self._line)
         said, files, _, _ = socket.recv_fds(self._line, 1000, 1)
+        for number in files:
+            os.set_inheritable(number, False)
         return said, files
 
     @property
@@ -114,7 +117,11 @@ class Live:
     @property
     def alive(self) -> bool:
         """Whether commands can still enter."""
-        return not (self._closed or any(process.ended.done() for process in self._processes))
+        return not (
+            self._condemned
+            or self._closed
+            or any(process.ended.done() for process in self._processes)
+        )
 
     @property
     def _processes(self) -> list[Process]:
@@ -179,6 +186,10 @@ class Live:
         if self._stillness is not None:
             self._stillness.end()
 
+    def condemn(self) -> None:
+        """Let nothing enter any more: its end is under way."""
+        self._condemned = True
+
     async def end(self) -> None:
         """Kill everything inside and wait until it is dead. Idempotent.
 
@@ -186,6 +197,7 @@ class Live:
             SandboxError: processes would not die.
         """
         if self._closed:
+            await self._over.wait()
             return
         self._closed = True
         self.go_on()
@@ -201,6 +213,7 @@ class Live:
             self._line.close()
         if self.door is not None:
             os.close(self.door)
+        self._over.set()
         if pending:
             raise SandboxError(f"processes of a sandbox would not die within {_DEATH_S:.0f} s.")
 

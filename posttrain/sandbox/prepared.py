@@ -46,16 +46,20 @@ class Prepared:
         key = key_of(environment)
         making = self._making.setdefault(key, asyncio.Lock())
         async with making:
-            if key not in self._kept:
-                self._kept[key] = _Kept(await make())
-        self._kept.move_to_end(key)
-        kept = self._kept[key]
+            all_kept = self._kept
+            if key not in all_kept:
+                all_kept[key] = _Kept(await make())
+        all_kept.move_to_end(key)
+        kept = all_kept[key]
         kept.users += 1
         try:
             yield kept.sealed
         finally:
             kept.users -= 1
-            await self._let_go_old()
+            if all_kept is self._kept:
+                await self._let_go_old()
+            elif not kept.users:  # All were let go meanwhile, before this one was made perhaps.
+                await kept.sealed.close()
 
     async def _let_go_old(self) -> None:
         unused = [key for key, kept in self._kept.items() if not kept.users]
@@ -63,7 +67,7 @@ class Prepared:
             await self._kept.pop(key).sealed.close()
 
     async def clear(self) -> None:
-        """Let all go."""
+        """Let all go, and keep nothing of what is being made."""
         kept, self._kept = self._kept, OrderedDict()
         for each in kept.values():
             await each.sealed.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -33,6 +34,7 @@ class Reply:
         self._number = number
         self._writer = writer
         self.files: list[int] = []
+        """Descriptors to go along, closed once they are gone."""
 
     def part(self, name: str, data: bytes) -> None:
         """Something ahead of the answer."""
@@ -40,12 +42,16 @@ class Reply:
 
     async def send(self, data: bytes, line: socket.socket) -> None:
         """The answer. Descriptors go with its first byte, so all before must have gone."""
-        while self.files and data:
-            await self._writer.drain()
-            with contextlib.suppress(BlockingIOError):
-                data = data[socket.send_fds(line, [data], self.files) :]
-                self.files.clear()
-        self._writer.write(data)
+        sent = 0
+        try:
+            while self.files and not sent:
+                await self._writer.drain()
+                with contextlib.suppress(BlockingIOError):
+                    sent = socket.send_fds(line, [data], self.files)
+        finally:
+            for number in self.files:
+                os.close(number)
+        self._writer.write(data[sent:])
 
 
 async def attend(connection: socket.socket, server: Server) -> None:

@@ -4,15 +4,18 @@ One usher a live sandbox. It goes to the sandbox's control groups and namespaces
 processes, which it only hands on to its children; so it stays out of the commands' sight and reach.
 Everything that could still look out is given up before the first command exists: descriptors,
 capabilities, the right to new ones, and forbidden system calls. It joins the groups last: what a
-sandbox has used up cannot keep it from entering. For each order it forks a child
-that becomes the command, waits for it, and tells its end. The one thing that must stay true:
-nothing but `os._exit` or a program's start ends this code.
+sandbox has used up cannot keep it from entering. For each order it spawns the command, waits for
+it, and tells its end. It takes the commands' limits upon itself, since a spawned process can only
+inherit them; a fork that sets them for itself costs four times as much. The one thing that must
+stay true: nothing but `os._exit` ends this code.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import gc
 import json
 import os
 import resource
@@ -22,7 +25,7 @@ import socket
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from posttrain.sandbox import kernel, spec
 from posttrain.sandbox.pipes import memory_file
@@ -35,6 +38,12 @@ for each user, and from there on the entrances of its control groups.
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 READY = b"r"
 """What an usher says once it is in."""
+_LONGEST_ORDER = 1 << 16
+"""Bytes of what a maker of ushers is told."""
+_PASSED_ON = (signal.SIGPIPE, signal.SIGXFSZ)
+"""What Python ignores and commands do not."""
+_SPARE_BYTES = 16 << 20
+"""What an usher may need beyond its size. A limit on memory that leaves less is raised to that."""
 _FILES = 5
 """Descriptors that come with an order: standard input, output, error, where the end is told, and
 the order itself as a file.
@@ -43,32 +52,57 @@ the order itself as a file.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doors:
-    """What the usher goes through; numbers are descriptors of the holder."""
+    """What the usher goes through."""
 
     init: int
-    """Pidfd of the sandbox's first process."""
+    """Pidfd of the sandbox's first process; a descriptor of the holder."""
     groups: tuple[str, ...]
     """Files that a process writes to for joining the sandbox's control groups."""
-    seccomp: bytes | None
     door: int
     """Port of the sandbox's loopback to listen on for a proxy; 0: none. The socket goes along with
     `READY`.
     """
 
 
-def start(doors: Doors) -> tuple[socket.socket, int]:
-    """Fork an usher; returns the line to it, on which it says `READY` or what went wrong, and its
-    number. This process must have one thread.
-
-    Raises:
-        OSError: no process could be made.
+class Ushers:
+    """Makes ushers, by way of a process that does nothing else. Who forks pays for it afterwards,
+    with a fault for every page that it writes to, and the holder writes to many.
     """
-    ours, theirs = socket.socketpair()
-    with theirs:
-        pid = os.fork()
-        if pid == 0:
-            _serve(doors, theirs.fileno())
-    return ours, pid
+
+    def __init__(self, seccomp: bytes | None) -> None:
+        self._seccomp = seccomp
+        self._maker: socket.socket | None = None
+
+    def start(self, doors: Doors) -> tuple[socket.socket, int]:
+        """Make an usher; returns the line to it, on which it says `READY` or what went wrong, and
+        its number. This process must have one thread.
+
+        Raises:
+            OSError: no process could be made.
+        """
+        order = json.dumps([doors.groups, doors.door]).encode()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            for _ in range(2):  # A maker that was lost is replaced.
+                told = self._ask(order, [theirs.fileno(), doors.init])
+                if told:
+                    (pid,) = _STATUS.unpack(told)
+                    return ours, pid
+        ours.close()
+        raise OSError(errno.EAGAIN, "no process could be made")
+
+    def _ask(self, order: bytes, files: Sequence[int]) -> bytes:
+        """What the maker answers; empty where there is none any more."""
+        with contextlib.suppress(OSError):
+            if self._maker is None:
+                self._maker = _maker(self._seccomp)
+            socket.send_fds(self._maker, [order], files)
+            if told := self._maker.recv(_STATUS.size):
+                return told
+        if self._maker is not None:
+            self._maker.close()
+        self._maker = None
+        return b""
 
 
 def order(
@@ -105,11 +139,43 @@ def exit_code(told: bytes) -> int | None:
 # --- inside the fork --------------------------------------------------------------------------
 
 
-def _serve(doors: Doors, line: int) -> NoReturn:
+def _maker(seccomp: bytes | None) -> socket.socket:
+    """Fork the process that forks ushers; returns the line to it."""
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    with theirs:
+        if os.fork() == 0:
+            try:
+                gc.disable()
+                _keep((theirs.fileno(),))
+                _make(socket.socket(fileno=_LINE), seccomp)
+            finally:
+                os._exit(0)
+    return ours
+
+
+def _make(orders: socket.socket, seccomp: bytes | None) -> None:
+    """Fork an usher for each order, until the holder hangs up or none can be forked."""
+    while True:
+        text, files, _, _ = socket.recv_fds(orders, _LONGEST_ORDER, 2)
+        if not text:
+            return
+        groups, door = json.loads(text)
+        line, init = files
+        pid = os.fork()
+        if pid == 0:
+            _serve(Doors(init=init, groups=groups, door=door), line, seccomp)
+        for number in files:
+            os.close(number)
+        orders.send(_STATUS.pack(pid))
+
+
+def _serve(doors: Doors, line: int, seccomp: bytes | None) -> NoReturn:
     try:
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.putenv("PATH", spec.PATH)
         kernel.forget_arguments()
+        least_bytes = _size_bytes() + _SPARE_BYTES
         groups = [os.open(file, os.O_WRONLY) for file in doors.groups]
         _keep((line, doors.init, os.open("/proc/sys/user", os.O_PATH), *groups))
         _enter()
@@ -118,18 +184,24 @@ def _serve(doors: Doors, line: int) -> NoReturn:
         kernel.drop_capabilities()
         kernel.hide_memory()
         kernel.no_new_privileges()
-        if doors.seccomp is not None:
-            kernel.filter_calls(doors.seccomp)
+        if seccomp is not None:
+            kernel.filter_calls(seccomp)
         orders = socket.socket(fileno=_LINE)
         socket.send_fds(orders, [READY], doors_out)
         for number in range(_GROUPS, _GROUPS + len(groups)):
             os.write(number, b"0")
         os.closerange(_LINE + 1, os.sysconf("SC_OPEN_MAX"))
-        _attend(orders)
+        _attend(orders, least_bytes)
     except BaseException as error:
         os.write(_LINE, repr(error).encode()[:1000])
     finally:
         os._exit(0)
+
+
+def _size_bytes() -> int:
+    """Address space of this process (proc(5))."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _enter() -> None:
@@ -164,7 +236,7 @@ def _keep(numbers: Sequence[int]) -> None:
     os.closerange(len(copies), os.sysconf("SC_OPEN_MAX"))
 
 
-def _attend(line: socket.socket) -> None:
+def _attend(line: socket.socket, least_bytes: int) -> None:
     """Take orders and tell ends until the holder hangs up."""
     waiting = select.poll()
     waiting.register(_LINE, select.POLLIN)
@@ -180,17 +252,17 @@ def _attend(line: socket.socket) -> None:
             data, files, _, _ = socket.recv_fds(line, 1, _FILES)
             if not data:
                 return
+            for number in files:
+                os.set_inheritable(number, False)
             *standard, told, text = files
-            with open(text, "rb") as file:
-                asked = json.loads(file.read())
-            started = _start(asked, standard)
+            started, code = _start(text, standard, least_bytes)
             if started is None:
-                _tell(told, _NOT_EXECUTABLE << 8)
+                _tell(told, code << 8)
             else:
                 number = os.pidfd_open(started)
                 running[number] = (started, told)
                 waiting.register(number, select.POLLIN)
-            for number in standard:
+            for number in (*standard, text):
                 os.close(number)
 
 
@@ -199,41 +271,37 @@ def _tell(told: int, status: int) -> None:
     os.close(told)
 
 
-def _start(asked: Mapping[str, Any], standard: Sequence[int]) -> int | None:
-    """The child's number. That none could be made is the command's failure: the sandbox is full of
-    processes.
+def _start(text: int, standard: Sequence[int], least_bytes: int) -> tuple[int | None, int]:
+    """The command's process; None and an exit code where there is none, which is the command's
+    failure and told as a shell does: the sandbox may be full of processes.
     """
-    argv = [os.fsencode(word) for word in asked["argv"]]
+    argv = [b""]
     try:
-        pid = os.fork()
-    except OSError as error:
-        _complain(standard[2], argv[0], error)
-        return None
-    if pid == 0:
-        _become(argv, asked, standard)
-    return pid
-
-
-def _become(argv: list[bytes], asked: Mapping[str, Any], standard: Sequence[int]) -> NoReturn:
-    """Start the program; a failure is told as a shell does."""
-    code = _NOT_EXECUTABLE
-    try:
-        for target, number in enumerate(standard):
-            os.dup2(number, target)
-        os.closerange(_LINE, os.sysconf("SC_OPEN_MAX"))
-        os.setsid()
-        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(ignored, signal.SIG_DFL)
-        for name, value in asked["limits"].items():
-            resource.setrlimit(getattr(resource, name), (value, value))
-        os.execvpe(argv[0], argv, {**spec.VARIABLES, **asked["variables"]})
+        with open(text, "rb", closefd=False) as file:
+            asked = json.loads(file.read())
+        argv = [os.fsencode(word) for word in asked["argv"]]
+        _bound(asked["limits"], least_bytes)
+        actions = [(os.POSIX_SPAWN_DUP2, number, n) for n, number in enumerate(standard)]
+        variables = {**spec.VARIABLES, **asked["variables"]}
+        pid = os.posix_spawnp(
+            argv[0], argv, variables, file_actions=actions, setsid=True, setsigdef=_PASSED_ON
+        )
     except FileNotFoundError as error:
-        code = _NOT_FOUND
-        _complain(2, argv[0], error)
-    except BaseException as error:
-        _complain(2, argv[0], error)
-    finally:
-        os._exit(code)
+        _complain(standard[2], argv[0], error)
+        return None, _NOT_FOUND
+    except (OSError, ValueError, MemoryError) as error:
+        _complain(standard[2], argv[0], error)
+        return None, _NOT_EXECUTABLE
+    return pid, 0
+
+
+def _bound(limits: Mapping[str, int], least_bytes: int) -> None:
+    """Limit this process and with it its children, once and for all: a sandbox's commands have all
+    the same limits.
+    """
+    for name, value in limits.items():
+        value = max(value, least_bytes) if name == "RLIMIT_AS" else value
+        resource.setrlimit(getattr(resource, name), (value, value))
 
 
 def _complain(where: int, name: bytes, error: BaseException) -> None:

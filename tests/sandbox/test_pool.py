@@ -480,6 +480,12 @@ class PoolInAnyOrder(RuleBasedStateMachine):
         for requester in list(self.world.holding):
             self.world.dead(requester)
 
+    @precondition(lambda self: self.world.idle or self.world.holding)
+    @rule(data=st.data())
+    def one_crashes(self, data):
+        there = sorted({*self.world.idle, *self.world.holding.values()})
+        self.world.gone(data.draw(st.sampled_from(there)))
+
     @precondition(lambda self: self.world.alive)
     @rule()
     def everything_is_lost(self):
@@ -538,6 +544,19 @@ class PoolInAnyOrder(RuleBasedStateMachine):
         assert (made.alive, made.known, made.waiting) == (0, set(), {})
 
 
+class PoolClosedInAnyState(PoolInAnyOrder):
+    def teardown(self):
+        """Closing ends whatever there is, in any state, and nobody is left without an answer."""
+        made = self.world
+        waiting, there = set(made.waiting), made.alive
+        made.tell(Close())
+        assert waiting <= made.refused.keys()
+        assert (made.waiting, made.holding, len(made.draining)) == ({}, {}, there)
+        assert made.refused[made.ask("a")] is None
+        made.gone_all()
+        assert (made.alive, made.known, made.pool.due_s) == (0, set(), None)
+
+
 def _take(found: list[str], wanted: str) -> bool:
     if wanted in found:
         found.remove(wanted)
@@ -547,3 +566,7 @@ def _take(found: list[str], wanted: str) -> bool:
 
 PoolInAnyOrder.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestPoolInAnyOrder = PoolInAnyOrder.TestCase
+PoolClosedInAnyState.TestCase.settings = settings(
+    max_examples=30, stateful_step_count=20, deadline=None
+)
+TestPoolClosedInAnyState = PoolClosedInAnyState.TestCase
