@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.sandbox import machine, spec
-from posttrain.sandbox.holder import system_folders
+from posttrain.sandbox.rootfs import system_folders
 
 PEERS = Path(__file__).parent / "peers"
 TRUE = "/bin/true"

@@ -26,7 +26,8 @@ from bench import _beside
 from posttrain.core.clock import RealClock
 from posttrain.core.containment import Sandbox, Sandboxes
 from posttrain.core.task import Environment
-from posttrain.sandbox.bubblewrap import BubblewrapSandboxes, probe
+from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
+from posttrain.sandbox.drivers import probe
 from posttrain.sandbox.pooled import PooledSandboxes
 
 FORKS = 64
@@ -45,12 +46,13 @@ LEAST = {"cycles_per_s": 100.0, "idle_alive": 1000}
 def main(quick: bool) -> dict[str, Any]:
     """All of it; the peers first, while nothing of ours runs."""
     rounds = 20 if quick else 200
-    abilities = asyncio.run(probe()).abilities
+    abilities = asyncio.run(probe("bubblewrap")).abilities
     if abilities is None:
         raise SystemExit("no sandbox works here; next: posttrain doctor")
     found: dict[str, Any] = {
-        "bubblewrap": f"{abilities.version} ({abilities.source})", "limits": abilities.limits,
-    }  # fmt: skip
+        "bubblewrap": f"{abilities.version} ({abilities.source})",
+        "limits": abilities.capabilities.limits,
+    }
     beside = _others(abilities.source, rounds=rounds)
     found |= asyncio.run(
         _measure(rounds=rounds, seconds=6.0 if quick else 60.0, idle=200 if quick else 1000)

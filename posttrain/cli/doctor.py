@@ -131,28 +131,37 @@ def check_threads() -> Iterator[Finding]:
 
 
 def check_sandbox() -> Iterator[Finding]:
-    """User namespaces and bubblewrap, tried out."""
+    """Every driver, tried out. One that works is enough."""
     import asyncio
 
-    from posttrain.sandbox import bubblewrap
+    from posttrain.sandbox import drivers
 
-    probe = asyncio.run(bubblewrap.probe())
-    if probe.abilities is None:
-        yield Finding(
-            name="sandbox",
-            status=Status.PROBLEM,
-            found=probe.problem or "no sandbox can be made here",
-            next_step="train on answer domains only, or mend this first",
+    probes = {name: asyncio.run(drivers.probe(name)) for name in drivers.DRIVERS}
+    works = [name for name, probe in probes.items() if probe.abilities is not None]
+    for name, probe in probes.items():
+        able = probe.abilities
+        if able is None:
+            yield Finding(
+                name=f"sandbox: {name}",
+                status=Status.WARNING if works else Status.PROBLEM,
+                found=probe.problem or "no sandbox can be made so here",
+                next_step=f"none needed while {works[0]} works" if works else _WITHOUT_SANDBOXES,
+            )
+            continue
+        can = able.capabilities
+        user = "a subordinate user" if able.uid is None else f"user {able.uid}"
+        found = (
+            f"{'chosen by auto; ' if name == works[0] else ''}{able.path} {able.version} "
+            f"({able.source}, sha256 {able.sha256[:16]}) as {user}; isolation {can.isolation}; "
+            f"seccomp {'on' if able.seccomp else 'off'}; limits for each {can.limits}; processor "
+            f"time {'' if can.cores else 'not '}limited; snapshots are {can.snapshots}; "
+            f"network: {', '.join(sorted(can.reach))}"
+            f"{'' if can.freezes else '; cannot freeze'}"
         )
-        return
-    able = probe.abilities
-    found = (
-        f"bubblewrap {able.version} ({able.source}, sha256 {able.sha256[:16]}) as user "
-        f"{able.uid}; seccomp {'on' if able.seccomp else 'off'}; limits for each {able.limits}; "
-        f"processor time {'limited' if able.cores else 'not limited: no group can be made'}; "
-        f"snapshots {'shared' if able.shares else 'copied: the kernel cannot share layers'}"
-    )
-    yield Finding(name="sandbox", status=Status.OK, found=found)
+        yield Finding(name=f"sandbox: {name}", status=Status.OK, found=found)
+
+
+_WITHOUT_SANDBOXES = "train on answer domains only, or mend this first"
 
 
 def check_models() -> Iterator[Finding]:

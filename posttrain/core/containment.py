@@ -12,7 +12,77 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from posttrain.core.task import Entry, Environment, Isolation, Json
+from posttrain.core.errors import IsolationError
+from posttrain.core.task import Entry, Environment, Isolation, Json, Network
+
+
+class Bound(StrEnum):
+    """What the limits of memory and processes hold."""
+
+    TREE = "tree"
+    """A sandbox as a whole."""
+    PROCESS = "process"
+    """Memory: each process alone."""
+    NOTHING = "nothing"
+    """There are no processes, in tests."""
+
+
+class Reach(StrEnum):
+    """How much of the outside may be reached."""
+
+    NOTHING = "nothing"
+    LISTED = "listed"
+    PUBLIC = "public"
+
+    @staticmethod
+    def of(network: Network) -> Reach:
+        """What a task's network allows."""
+        if network.open:
+            return Reach.PUBLIC
+        return Reach.LISTED if network.allow else Reach.NOTHING
+
+
+class Snapshots(StrEnum):
+    """What a snapshot and a sandbox over it cost."""
+
+    LAYERS = "layers"
+    """Nothing: all share what was sealed."""
+    COPIES = "copies"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What the sandboxes of a source are and can do on this machine."""
+
+    isolation: Isolation
+    limits: Bound
+    snapshots: Snapshots
+    reach: frozenset[Reach]
+    """What of the outside it can let commands reach."""
+    cores: bool
+    """Whether the processor time of a sandbox as a whole is limited; elsewhere it is not."""
+    freezes: bool
+    """Whether processes can be stopped where they are."""
+
+    def ensure(self, environment: Environment, *, driver: str) -> None:
+        """Refuse what cannot be honoured.
+
+        Raises:
+            IsolationError: a higher level, or more of the network, than this has.
+        """
+        if environment.isolation.rank > self.isolation.rank:
+            raise IsolationError(
+                f"the task requires isolation '{environment.isolation}', {driver} gives "
+                f"'{self.isolation}'.",
+                "run 'posttrain doctor' to see which drivers work here; sandbox.driver chooses.",
+            )
+        reach = Reach.of(environment.network)
+        if reach not in self.reach:
+            raise IsolationError(
+                f"the task may reach '{reach}' of the network, {driver} can "
+                f"give '{', '.join(sorted(self.reach))}'.",
+                'set sandbox.driver = "bubblewrap", or take the network from the task.',
+            )
 
 
 class Cause(StrEnum):
@@ -140,7 +210,11 @@ class Sandbox(Protocol):
         ...
 
     async def freeze(self) -> None:
-        """Stop every process where it is; time limits stand still. Commands wait for `thaw`."""
+        """Stop every process where it is; time limits stand still. Commands wait for `thaw`.
+
+        Raises:
+            UsageError: this source cannot (`Capabilities.freezes`).
+        """
         ...
 
     async def thaw(self) -> None:
@@ -163,9 +237,12 @@ class Sandbox(Protocol):
 class Sandboxes(Protocol):
     """A source of sandboxes."""
 
-    @property
-    def isolation(self) -> Isolation:
-        """The level every sandbox of this source has."""
+    async def capabilities(self) -> Capabilities:
+        """What every sandbox of this source has.
+
+        Raises:
+            IsolationError: this machine cannot contain anything.
+        """
         ...
 
     def lease(
@@ -176,8 +253,7 @@ class Sandboxes(Protocol):
         workspace mounted read-only at `/artefacts` (never as its root).
 
         Raises:
-            IsolationError: the environment requires a higher level than this source has.
-            SandboxError: it could not be made.
+            IsolationError: `Capabilities.ensure`. SandboxError: it could not be made.
         """
         ...
 

@@ -4,7 +4,7 @@
     ├── UsageError (ValueError)            a person's mistake; exit 2
     │   └── ConfigError                    unknown, misplaced or ill-typed setting
     ├── PreflightError (RuntimeError)      this machine cannot do what was asked; exit 3
-    │   └── IsolationError                 no sandbox of the level a task requires
+    │   └── IsolationError                 no sandbox such as a task requires
     ├── RunError (RuntimeError)            the run cannot go on; exit 1
     │   ├── LedgerError (OSError)          the durable account cannot be written or read
     │   ├── CheckpointError (OSError)      a checkpoint is incomplete, damaged or foreign
@@ -64,7 +64,7 @@ class PreflightError(PosttrainError, RuntimeError):
 
 
 class IsolationError(PreflightError):
-    """No sandbox of the level a task requires can be made here."""
+    """No sandbox of the level, or with the network, that a task requires can be made here."""
 
 
 class RunError(PosttrainError, RuntimeError):

@@ -210,11 +210,13 @@ class Isolation(StrEnum):
     NONE = "none"
     NAMESPACE = "namespace"
     CONTAINER = "container"
+    USER_KERNEL = "user_kernel"
+    """A container whose system calls a kernel of its own answers, in user space: gVisor."""
     VIRTUAL_MACHINE = "vm"
 
     @property
     def rank(self) -> int:
-        """0 for `none` up to 3 for `vm`."""
+        """0 for `none` up to 4 for `vm`."""
         return list(Isolation).index(self)
 
 

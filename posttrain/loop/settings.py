@@ -109,6 +109,8 @@ class EvalSettings(Settings):
 class SandboxSettings(Settings):
     """Processes beside the model."""
 
+    driver: Literal["auto", "bubblewrap", "container"] = "auto"
+    """What makes sandboxes; `auto`: bubblewrap, or, where it cannot work, containers."""
     workers: int = Field(default=1, ge=1)
     """Killable processes that make tasks and score answers."""
     max_verifications: int = Field(default=8, ge=1)

@@ -50,7 +50,7 @@ from posttrain.rollout.oracle import OracleExecutor
 from posttrain.rollout.render import Renderer
 from posttrain.rollout.tokenizer import TransformersTokenizer
 from posttrain.rollout.toolloop import ToolExecutor
-from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
+from posttrain.sandbox import drivers
 from posttrain.sandbox.egress import Exchange
 from posttrain.sandbox.pool import PoolSettings
 from posttrain.sandbox.pooled import PooledSandboxes, room
@@ -245,7 +245,7 @@ async def open_examiner(*, processes: int) -> AsyncIterator[tuple[Supply, Examin
     async with AsyncExitStack() as stack:
         makers = await stack.enter_async_context(ProcessWorkers(processes=processes))
         others = await stack.enter_async_context(ProcessWorkers(processes=processes))
-        _, sandboxes = await _sandboxes(stack, clock)
+        _, sandboxes = await _sandboxes(stack, clock, drivers.AUTO)
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         tokenizer = models.load_tokenizer(models.random_model(Path(folder) / "model"))
         renderer = Renderer(TransformersTokenizer(tokenizer))
@@ -285,7 +285,7 @@ async def _world(
     clock, domains = RealClock(), config.domains
     makers = await stack.enter_async_context(ProcessWorkers(processes=config.sandbox.workers))
     scorers = await stack.enter_async_context(ProcessWorkers(processes=config.sandbox.workers))
-    source, sandboxes = await _sandboxes(stack, clock, journal)
+    source, sandboxes = await _sandboxes(stack, clock, config.sandbox.driver, journal)
     supply = Supply(makers, timeout_s=domains.task_timeout_s, heldout_share=domains.heldout_share)
     train_keys = await _keys(supply, domains.train)
     watch_keys = await _keys(supply, domains.watch)
@@ -326,15 +326,16 @@ async def _world(
 
 
 async def _sandboxes(
-    stack: AsyncExitStack, clock: Clock, journal: FileJournal | None = None
-) -> tuple[BubblewrapSandboxes, PooledSandboxes]:
+    stack: AsyncExitStack, clock: Clock, driver: str, journal: FileJournal | None = None
+) -> tuple[drivers.Driver, PooledSandboxes]:
     """The driver, and the one pool over it for attempts and checks; requests are journaled."""
 
     def tell(exchange: Exchange) -> None:
         if journal is not None:
             journal.write(Note(kind="network", data=asdict(exchange)))
 
-    source = await stack.enter_async_context(BubblewrapSandboxes(tell=tell))
+    source = await drivers.choose(driver, tell)
+    stack.push_async_callback(source.close)
     pool = PooledSandboxes(source, clock, PoolSettings(max_alive=room()))
     return source, await stack.enter_async_context(pool)
 
@@ -372,9 +373,7 @@ def _refuse_overlap(train: Sequence[Key], watch: Sequence[Key], anchor: Sequence
             where[domain] = section
 
 
-async def _sandboxed(
-    keys: Sequence[Key], supply: Supply, source: BubblewrapSandboxes
-) -> frozenset[str]:
+async def _sandboxed(keys: Sequence[Key], supply: Supply, source: drivers.Driver) -> frozenset[str]:
     """The domains whose tasks run in a sandbox; that one can be made here is tried before any
     work. A domain that cannot make a task is left to the loop, which quarantines it.
 
@@ -388,7 +387,7 @@ async def _sandboxed(
             if task.environment is not None:
                 found.add(key.domain)
     if found:
-        await source.abilities()
+        await source.capabilities()
     return frozenset(found)
 
 

@@ -14,20 +14,19 @@ import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from pathlib import Path
 
 import posttrain
-from posttrain.core.containment import Sandbox, Sealed
-from posttrain.core.errors import IsolationError, PosttrainError
-from posttrain.core.task import Environment, Isolation
+from posttrain.core.containment import Capabilities, Sandbox, Sealed
+from posttrain.core.errors import IsolationError
+from posttrain.core.task import Environment
 from posttrain.sandbox import child, machine, spec, wire
 from posttrain.sandbox.channel import Channel
 from posttrain.sandbox.egress import Exchange
 from posttrain.sandbox.leased import BubblewrapSandbox, SealedWorkspace
 from posttrain.sandbox.leases import Leases, LeaseStats
 from posttrain.sandbox.machine import ADVICE, Abilities, abilities_of
-from posttrain.sandbox.prepared import Prepared
+from posttrain.sandbox.prepared import Prepared, set_up
 
 
 class BubblewrapSandboxes:
@@ -45,11 +44,6 @@ class BubblewrapSandboxes:
         self._leases = Leases()
         self._prepared = Prepared()
 
-    @property
-    def isolation(self) -> Isolation:
-        """Namespaces over a shared kernel."""
-        return Isolation.NAMESPACE
-
     def lease(
         self, environment: Environment, *, beside: Sealed | None = None, over: Sealed | None = None
     ) -> AbstractAsyncContextManager[Sandbox]:
@@ -61,19 +55,13 @@ class BubblewrapSandboxes:
             UsageError: a file of the environment lies outside the workspace, or `beside` is of
                 another source. SandboxError: it could not be made, or its set-up failed.
         """
-        if environment.isolation.rank > self.isolation.rank:
-            raise IsolationError(
-                f"the task requires isolation '{environment.isolation}', bubblewrap gives "
-                f"'{self.isolation}'.",
-                next_step="run 'posttrain doctor' to see which drivers work here.",
-            )
         return self._lease(environment, beside, over)
 
     @contextlib.asynccontextmanager
     async def _lease(
         self, environment: Environment, beside: Sealed | None, over: Sealed | None
     ) -> AsyncIterator[Sandbox]:
-        await self._connect()
+        (await self.capabilities()).ensure(environment, driver="bubblewrap")
         strict = over is None
         base: AbstractAsyncContextManager[Sealed | None] = contextlib.nullcontext(over)
         if over is None and environment.setup:
@@ -94,10 +82,14 @@ class BubblewrapSandboxes:
         sandbox = self._sandbox(await self._connect(), environment)
         try:
             await sandbox.open(None, None, guarded=False)
-            await sandbox.set_up()
+            await set_up(sandbox, environment)
             return await sandbox.seal()
         finally:
             await sandbox.close()
+
+    async def capabilities(self) -> Capabilities:
+        """As the port says."""
+        return (await self.abilities()).capabilities
 
     async def abilities(self) -> Abilities:
         """What sandboxes here can do.
@@ -153,7 +145,7 @@ class BubblewrapSandboxes:
         await self.close()
 
 
-# --- starting and describing ------------------------------------------------------------------
+# --- starting ---------------------------------------------------------------------------------
 
 
 def _start(*, share: bool) -> Channel:
@@ -174,27 +166,3 @@ def _start(*, share: bool) -> Channel:
 async def _greeting(channel: Channel) -> wire.Frame:
     """What the holder said first; every waiter may be cancelled without harm to the others."""
     return await asyncio.shield(asyncio.wrap_future(channel.greeting))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
-    """What `doctor` shows of the sandboxes of this machine."""
-
-    abilities: Abilities | None
-    """None: nothing can be contained here."""
-    problem: str | None = None
-    """One paragraph: what, why, next command."""
-
-
-async def probe() -> Probe:
-    """Try it out: start a holder, lease a sandbox, run a command in it."""
-    async with BubblewrapSandboxes() as sandboxes:
-        try:
-            abilities = await sandboxes.abilities()
-            async with sandboxes.lease(Environment()) as sandbox:
-                result = await sandbox.exec(("/bin/sh", "-c", "id -u"))
-        except PosttrainError as error:
-            return Probe(abilities=None, problem=str(error))
-    if result.stdout.strip() != str(spec.INSIDE_ID):
-        return Probe(abilities=None, problem=f"a command in a sandbox gave {result!r}.")
-    return Probe(abilities=abilities)

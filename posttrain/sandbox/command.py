@@ -1,8 +1,8 @@
 """One command in a sandbox that is live, from its start to its end.
 
-Runs in the holder. The command has no channel into this process but its output pipes; its end is
-told by the usher outside its namespaces. The one thing that must stay true: a command that its time
-limit or a `kill` ended has left no process, `setsid` children included.
+The command has no channel into this process but its output pipes; its end is told by the usher
+outside its namespaces. The one thing that must stay true: a command that its time limit or a `kill`
+ended has left no process, `setsid` children included.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from posttrain.core.containment import ExecResult
 from posttrain.core.errors import SandboxError
 from posttrain.sandbox import usher
 from posttrain.sandbox.limits import Clip
-from posttrain.sandbox.live import Live
 from posttrain.sandbox.pipes import Pipe
 
 _KILLED = 128 + signal.SIGKILL
+_START_S = 60.0
+"""What the start of a command may take where it is not its own time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,17 +40,54 @@ class Command:
     """On top of those that every command has."""
 
 
+class Place(Protocol):
+    """Where a command is run, with others that ran before."""
+
+    @property
+    def broken(self) -> str:
+        """A fault of ours; empty where there is none."""
+        ...
+
+    def order(
+        self,
+        argv: Sequence[bytes],
+        files: Sequence[int],
+        *,
+        limits: Mapping[str, int],
+        variables: Mapping[str, str],
+    ) -> None:
+        """Start a command over (standard input, output, error, where its end is told)."""
+        ...
+
+    def condemn(self) -> None:
+        """Let nothing enter any more: its end is under way."""
+        ...
+
+    async def end(self) -> None:
+        """End every process there; idempotent."""
+        ...
+
+
 class Run:
     """A command that is being run; `kill`, `freeze` and `thaw` may be called at any time."""
 
     def __init__(
-        self, command: Command, *, listen: Callable[[str, bytes], None] | None = None
+        self,
+        command: Command,
+        *,
+        listen: Callable[[str, bytes], None] | None = None,
+        opening: bytes = b"",
     ) -> None:
+        """`opening` are the bytes that its output begins with once it is started, where starting
+        takes time that is not its own.
+        """
         self._command = command
         self._listen = listen
+        self._opening, self._opened = opening, bytearray()
+        self._begun = asyncio.Event()
         self._stopped = asyncio.Event()
-        self._live: Live | None = None
-        self._watch = Stopwatch(command.timeout_s)
+        self._live: Place | None = None
+        self._watch = Stopwatch(command.timeout_s + (_START_S if opening else 0.0))
         self._out, self._err = Clip(command.cap_bytes), Clip(command.cap_bytes)
 
     def kill(self) -> None:
@@ -56,6 +95,11 @@ class Run:
         self._stopped.set()
         if self._live is not None:
             self._live.condemn()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was ended early, or is to be."""
+        return self._stopped.is_set()
 
     def freeze(self) -> None:
         """Its time stands still."""
@@ -65,7 +109,16 @@ class Run:
         """Its time goes on."""
         self._watch.go_on()
 
-    async def run(self, live: Live) -> ExecResult:
+    @property
+    def begun(self) -> bool:
+        """Whether the opening came, and nothing else in its place."""
+        return self._opened == self._opening
+
+    async def has_begun(self) -> None:
+        """Until the opening came."""
+        await self._begun.wait()
+
+    async def run(self, live: Place) -> ExecResult:
         """Run to the end or the time limit. A command that ends by itself may leave processes in
         the sandbox; one that is ended takes all of the sandbox's processes with it.
 
@@ -86,7 +139,7 @@ class Run:
             for pipe in pipes:
                 pipe.close_inner()
             feeding = asyncio.ensure_future(stdin.feed(self._command.stdin))
-            out.drain(self._feeder("stdout", self._out))
+            out.drain(self._after_opening(self._feeder("stdout", self._out)))
             err.drain(self._feeder("stderr", self._err))
             end = None
             try:
@@ -98,7 +151,7 @@ class Run:
                     await live.end()
             if end == b"" and problem:
                 raise SandboxError(f"a command could not be started: {problem}")
-            out.drain_rest(self._feeder("stdout", self._out))
+            out.drain_rest(self._after_opening(self._feeder("stdout", self._out)))
             err.drain_rest(self._feeder("stderr", self._err))
             return self._result(end)
         finally:
@@ -130,6 +183,21 @@ class Run:
 
         return feed
 
+    def _after_opening(self, feed: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        """The command's own time begins with the end of the opening."""
+
+        def fed(data: bytes) -> None:
+            missing = len(self._opening) - len(self._opened)
+            if missing:
+                self._opened += data[:missing]
+                data = data[missing:]
+                if self.begun:
+                    self._begun.set()
+                    self._watch.restart(self._command.timeout_s)
+            feed(data)
+
+        return fed
+
     def _result(self, end: bytes | None) -> ExecResult:
         """A command that ended the sandbox's processes, and itself with them, was killed by it."""
         exit_code = None
@@ -160,6 +228,13 @@ class Stopwatch:
         """Seconds so far, those stopped not counted."""
         running_s = 0.0 if self._since_s is None else time.monotonic() - self._since_s
         return self._before_s + running_s
+
+    def restart(self, limit_s: float) -> None:
+        """Count anew, standing still or not as before."""
+        self._limit_s, self._before_s = limit_s, 0.0
+        if self._since_s is not None:
+            self._since_s = time.monotonic()
+        self._changed.set()
 
     def stop(self) -> None:
         """Stand still. Idempotent."""

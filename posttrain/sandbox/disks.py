@@ -10,16 +10,14 @@ kernel calls that undefined), so the overlay of a sealed disk goes before anythi
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from posttrain.core.errors import SandboxError
-from posttrain.sandbox import kernel, spec, workspace
+from posttrain.sandbox import copies, kernel, spec, workspace
 
 BASE = "/tmp"
 """Covered in the holder's own mount namespace; nothing is ever written to the host's."""
@@ -29,7 +27,6 @@ _MOUNTS = "/proc/self/ns/mnt"
 _WRITABLE = kernel.MS_NOSUID | kernel.MS_NODEV
 _GUARDED = kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY | _WRITABLE
 _SEALED = kernel.MS_RDONLY | _WRITABLE | kernel.MS_NOSYMFOLLOW
-_DEEPEST_COPIED, _LONGEST_COPIED = 200, 3_000
 MOST_LAYERS = 128
 """Their paths have to fit one page of mount options."""
 
@@ -250,60 +247,13 @@ def _opened() -> tuple[int, int]:
 
 def _copied(clone: int) -> None:
     """Copy what a clone holds to the disk."""
-    place, made = f"{_LAYERS}/0", dict[int, str]()
+    place = f"{_LAYERS}/0"
     os.makedirs(place, exist_ok=True)
     _attach(clone, place)
     try:
-        shutil.copytree(
-            place, DISK, symlinks=True, dirs_exist_ok=True, ignore=_left_out,
-            copy_function=lambda source, target: _copy(source, target, made),
-        )  # fmt: skip
-    except shutil.Error as error:
-        raise OSError(errno.EIO, f"not all could be copied: {error.args[0][:3]}") from error
+        copies.copy(place, DISK)
     finally:
         kernel.unmount(place)
-
-
-def _left_out(folder: str, names: list[str]) -> set[str]:
-    """Of a copy: pipes and sockets, which are nothing without their processes, and folders that lie
-    too deep for a path.
-    """
-    deep = folder.count("/") > _DEEPEST_COPIED or len(os.fsencode(folder)) > _LONGEST_COPIED
-    kinds = {name: stat.S_IFMT(os.lstat(f"{folder}/{name}").st_mode) for name in names}
-    wanted = {stat.S_IFREG, stat.S_IFLNK, *(() if deep else (stat.S_IFDIR,))}
-    return {name for name, kind in kinds.items() if kind not in wanted}
-
-
-def _copy(source: str, target: str, made: dict[int, str]) -> None:
-    """Copy a file; holes stay holes and links links, or a copy could need more room than there is.
-    `made` tells what was made of each file so far.
-    """
-    status = os.lstat(source)
-    if status.st_ino in made:
-        os.link(made[status.st_ino], target)
-        return
-    made[status.st_ino] = target
-    with open(source, "rb", buffering=0) as old, open(target, "wb", buffering=0) as new:
-        for start, end in _pieces(old.fileno()):
-            new.seek(start)
-            while start < end:
-                start += os.sendfile(new.fileno(), old.fileno(), start, end - start)
-        new.truncate(status.st_size)
-    shutil.copystat(source, target)
-
-
-def _pieces(file: int) -> Iterator[tuple[int, int]]:
-    """Start and end of what is no hole (lseek(2))."""
-    end = 0
-    while True:
-        try:
-            start = os.lseek(file, end, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:
-                return
-            raise
-        end = os.lseek(file, start, os.SEEK_HOLE)
-        yield start, end
 
 
 def _attach(clone: int, path: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from posttrain.core.containment import ExecResult
 from posttrain.core.errors import SandboxError
-from posttrain.sandbox import cgroups, seccomp, spec, workspace
+from posttrain.sandbox import cgroups, rootfs, seccomp, spec, workspace
 from posttrain.sandbox.command import Command, Run
 from posttrain.sandbox.disks import ARTEFACTS, BASE, DISK, Disk, Disks
 from posttrain.sandbox.limits import CgroupPlace
@@ -94,7 +94,7 @@ class Holder:
         self._program = program
         self._binary = binary
         self._group = group
-        self._system = system_folders()
+        self._system = rootfs.system_folders()
         self._seccomp = seccomp.program(platform.machine())
         self._ushers = Ushers(self._seccomp)
         self._leases: dict[str, Lease] = {}
@@ -345,14 +345,3 @@ def _hidden(paths: Sequence[str]) -> dict[str, str]:
         for path in paths
         if os.path.exists(path)
     }
-
-
-def system_folders() -> dict[str, str]:
-    """Host's /usr and the top-level folders that lead to it: link target, or '' for a folder."""
-    found = {"/usr": ""}
-    for folder in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
-        if os.path.islink(folder):
-            found[folder] = os.readlink(folder)
-        elif os.path.isdir(folder):
-            found[folder] = ""
-    return found

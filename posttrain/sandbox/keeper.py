@@ -15,7 +15,6 @@ import contextlib
 import hashlib
 import os
 import resource
-import shutil
 import signal
 import socket
 import subprocess
@@ -24,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.core.errors import SandboxError
-from posttrain.sandbox import cgroups, child, kernel, spec, wire
+from posttrain.sandbox import cgroups, child, kernel, rootfs, spec, wire
 from posttrain.sandbox.disks import ARTEFACTS, BASE, DISK, UPPER
 from posttrain.sandbox.holder import EMPTY, ETC, PROGRAM, Holder
 from posttrain.sandbox.limits import CgroupPlace, cgroup_places
@@ -83,16 +82,7 @@ def furnish() -> None:
     os.mkdir(f"{EMPTY}/folder")
     with open(f"{EMPTY}/file", "w"):
         pass
-    for name, text in spec.ETC_FILES.items():
-        with open(f"{ETC}/{name}", "w") as file:
-            file.write(text)
-    with contextlib.suppress(OSError):
-        shutil.copyfile("/etc/ld.so.cache", f"{ETC}/ld.so.cache")
-    os.mkdir(f"{ETC}/alternatives")
-    with contextlib.suppress(OSError):
-        for link in os.scandir("/etc/alternatives"):
-            if link.is_symlink():
-                os.symlink(os.readlink(link.path), f"{ETC}/alternatives/{link.name}")
+    rootfs.furnish_etc(ETC, spec.INSIDE_ID)
 
 
 def install(candidates: Sequence[Candidate]) -> tuple[str, dict[str, str]]:

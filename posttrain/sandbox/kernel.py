@@ -17,7 +17,8 @@ _OPEN_TREE, _MOVE_MOUNT = 428, 429
 """Call numbers, the same on every architecture (Linux `unistd.h`, calls from 424 on)."""
 _MNT_DETACH = 2
 _OPEN_TREE_CLONE, _FROM_DESCRIPTOR, _HERE = 1, 4, -100
-_SET_PDEATHSIG, _SET_DUMPABLE, _SET_CHILD_SUBREAPER, _SET_NO_NEW_PRIVS = 1, 4, 36, 38
+_SET_PDEATHSIG, _SET_DUMPABLE, _SET_KEEPCAPS = 1, 4, 8
+_SET_CHILD_SUBREAPER, _SET_NO_NEW_PRIVS = 36, 38
 
 
 def _checked(result: int, what: str) -> None:
@@ -118,10 +119,23 @@ def enter_namespaces_of(process: int, kinds: int = ALL_NAMESPACES) -> None:
     _checked(_LIBC.setns(process, kinds), "setns")
 
 
-def drop_capabilities() -> None:
-    """Give up every capability for good: capset(2)."""
-    header, none = _CapabilityHeader(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
-    _checked(_LIBC.capset(ctypes.byref(header), none), "capset")
+def drop_capabilities(*, but: int = 0) -> None:
+    """Give up every capability but those of a mask for good: capset(2)."""
+    header, kept = _CapabilityHeader(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)(but, but)
+    _checked(_LIBC.capset(ctypes.byref(header), kept), "capset")
+
+
+CAP_DAC_OVERRIDE = 1 << 1
+"""Permissions of files do not hold."""
+
+
+def become(uid: int, *, keep: int) -> None:
+    """Become a user for good, with the capabilities of a mask and no others."""
+    _prctl(_SET_KEEPCAPS, 1)
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    drop_capabilities(but=keep)
 
 
 def hide_memory() -> None:

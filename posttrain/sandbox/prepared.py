@@ -15,7 +15,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, dataclass
 from weakref import WeakValueDictionary
 
-from posttrain.core.containment import Sealed
+from posttrain.core.containment import Sandbox, Sealed
+from posttrain.core.errors import SandboxError
 from posttrain.core.task import Environment
 
 MOST_KEPT = 64
@@ -77,3 +78,16 @@ def key_of(environment: Environment) -> str:
     """Hash of everything that what a set-up makes may depend on."""
     text = json.dumps(asdict(environment), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+async def set_up(sandbox: Sandbox, environment: Environment) -> None:
+    """Run the environment's set-up.
+
+    Raises:
+        SandboxError: a command of it failed.
+    """
+    for command in environment.setup:
+        result = await sandbox.exec(("/bin/sh", "-c", command))
+        if result.exit_code != 0:
+            what = "ran out of time" if result.timed_out else f"gave {result.exit_code}"
+            raise SandboxError(f"set-up {command!r} {what}: {result.stderr[-500:]}")

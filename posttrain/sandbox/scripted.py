@@ -15,8 +15,17 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 
-from posttrain.core.containment import ExecResult, Sandbox, Sealed, Usage
-from posttrain.core.errors import IsolationError, SandboxError, UsageError
+from posttrain.core.containment import (
+    Bound,
+    Capabilities,
+    ExecResult,
+    Reach,
+    Sandbox,
+    Sealed,
+    Snapshots,
+    Usage,
+)
+from posttrain.core.errors import SandboxError, UsageError
 from posttrain.core.task import Entry, EntryKind, Environment, Isolation
 from posttrain.sandbox.leases import Leases, LeaseState, LeaseStats
 from posttrain.sandbox.spec import workspace_parts
@@ -87,39 +96,48 @@ class ScriptedSandboxes:
         self._isolation = isolation
         self._leases = Leases()
 
-    @property
-    def isolation(self) -> Isolation:
-        """As the test wants it."""
-        return self._isolation
+    async def capabilities(self) -> Capabilities:
+        """A level as the test wants it."""
+        return Capabilities(
+            isolation=self._isolation,
+            limits=Bound.NOTHING,
+            snapshots=Snapshots.COPIES,
+            reach=frozenset({Reach.NOTHING}),
+            cores=False,
+            freezes=True,
+        )
 
     def lease(
         self, environment: Environment, *, beside: Sealed | None = None, over: Sealed | None = None
     ) -> AbstractAsyncContextManager[Sandbox]:
         """As the port says."""
-        if environment.isolation.rank > self.isolation.rank:
-            raise IsolationError(
-                f"the task requires isolation '{environment.isolation}', the script gives "
-                f"'{self.isolation}'."
-            )
         return self._lease(environment, beside, over)
 
     @contextlib.asynccontextmanager
     async def _lease(
         self, environment: Environment, beside: Sealed | None, over: Sealed | None
     ) -> AsyncIterator[Sandbox]:
+        (await self.capabilities()).ensure(environment, driver="the script")
         if self._failures:
             raise self._failures.pop(0)
-        artefacts = _files_of(beside)
+        artefacts = self._files_of(beside)
         sandbox = ScriptedSandbox(self, self._leases, environment, artefacts)
         try:
             if over is not None:
-                sandbox.files, sandbox.memory_lost = _files_of(over), True
+                sandbox.files, sandbox.memory_lost = self._files_of(over), True
             for command in environment.setup if over is None else ():
                 if (await sandbox.exec(("/bin/sh", "-c", command))).exit_code != 0:
                     raise SandboxError(f"set-up {command!r} failed.")
             yield sandbox
         finally:
             await sandbox.close()
+
+    def _files_of(self, sealed: Sealed | None) -> dict[str, bytes]:
+        if sealed is None:
+            return {}
+        if not isinstance(sealed, ScriptedSealed) or sealed.leases is not self._leases:
+            raise UsageError(f"wanted a workspace sealed by this source, got {sealed!r}.")
+        return dict(sealed.files)
 
     def stats(self) -> LeaseStats:
         """Numbers of leases."""
@@ -133,23 +151,17 @@ class ScriptedSandboxes:
         """Nothing to end."""
 
 
-def _files_of(sealed: Sealed | None) -> dict[str, bytes]:
-    if sealed is not None and not isinstance(sealed, ScriptedSealed):
-        raise UsageError(f"wanted a workspace sealed by this source, got {sealed!r}.")
-    return dict(sealed.files) if sealed is not None else {}
-
-
 class _Held:
     """What a scripted lease and its sealed form share."""
 
     def __init__(self, name: str, leases: Leases, files: dict[str, bytes]) -> None:
         self.name = name
         self.files = files
-        self._leases = leases
+        self.leases = leases
 
     async def read(self, path: str, *, max_bytes: int) -> bytes | None:
         """As the port says."""
-        if self._leases.state(self.name) is LeaseState.CLOSED:
+        if self.leases.state(self.name) is LeaseState.CLOSED:
             raise SandboxError(f"sandbox {self.name} is closed.")
         try:
             data = self.files.get("/".join(workspace_parts(path)))
@@ -158,8 +170,8 @@ class _Held:
         return None if data is None else data[:max_bytes]
 
     def _let_go(self) -> None:
-        if self._leases.state(self.name) is not LeaseState.CLOSED:
-            self._leases.move(self.name, LeaseState.CLOSED)
+        if self.leases.state(self.name) is not LeaseState.CLOSED:
+            self.leases.move(self.name, LeaseState.CLOSED)
 
 
 class ScriptedSealed(_Held):
@@ -210,7 +222,7 @@ class ScriptedSandbox(_Held):
         self._used = False
 
     def _ensure_open(self) -> None:
-        if self._leases.state(self.name) is not LeaseState.OPEN:
+        if self.leases.state(self.name) is not LeaseState.OPEN:
             raise SandboxError(f"sandbox {self.name} is not open.")
 
     async def exec(
@@ -223,6 +235,8 @@ class ScriptedSandbox(_Held):
     ) -> ExecResult:
         """What the script says; whoever listens is told all of it at the end."""
         self._ensure_open()
+        if not argv or (timeout_s is not None and timeout_s <= 0):
+            raise UsageError(f"wanted a command and a time, got {list(argv)!r} and {timeout_s} s.")
         command = Executed(
             argv=tuple(argv),
             stdin=stdin,
@@ -273,18 +287,18 @@ class ScriptedSandbox(_Held):
     async def seal(self) -> ScriptedSealed:
         """As the port says."""
         self._ensure_open()
-        self._leases.move(self.name, LeaseState.SEALED)
-        return ScriptedSealed(self.name, self._leases, dict(self.files))
+        self.leases.move(self.name, LeaseState.SEALED)
+        return ScriptedSealed(self.name, self.leases, dict(self.files))
 
     async def snapshot(self) -> ScriptedSealed:
         """As the port says."""
         self._ensure_open()
         self._end()
-        name = self._leases.add()
-        self._leases.move(name, LeaseState.SEALED)
-        return ScriptedSealed(name, self._leases, dict(self.files))
+        name = self.leases.add()
+        self.leases.move(name, LeaseState.SEALED)
+        return ScriptedSealed(name, self.leases, dict(self.files))
 
     async def close(self) -> None:
         """As the port says; what was sealed belongs to its `Sealed`."""
-        if self._leases.state(self.name) is not LeaseState.SEALED:
+        if self.leases.state(self.name) is not LeaseState.SEALED:
             self._let_go()

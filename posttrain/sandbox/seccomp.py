@@ -1,4 +1,4 @@
-"""A deny list of system calls as a classic BPF program, for bubblewrap's `--seccomp`.
+"""A deny list of system calls: a classic BPF program for bubblewrap, a profile for containers.
 
 Not an allow-list: ordinary programs must run. It takes away what widens the kernel's surface or
 looks past the namespaces: io_uring, bpf, keys, userfaultfd, perf, kexec, modules, the mount
@@ -15,6 +15,7 @@ import errno
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
@@ -112,6 +113,47 @@ def program(machine: str) -> bytes | None:
     out += _only_when(numbers.ioctl, _SECOND, [*requests, _step(_RETURN, _ALLOW)])
     out.append(_step(_RETURN, _ALLOW))
     return b"".join(out)
+
+
+def profile(machine: str) -> dict[str, Any] | None:
+    """The same filter as a profile for docker and podman (docs.docker.com, "Seccomp security
+    profiles"); libseccomp ends calls under a foreign convention. A socket family is compared in 64
+    bits, so one that is widened is refused; other arguments are compared as the kernel reads them.
+    """
+    numbers = MACHINES.get(machine)
+    if numbers is None:
+        return None
+    others = set(range(max(SOCKET_FAMILIES))) - set(SOCKET_FAMILIES)
+    bits = [1 << bit for bit in range(32) if NEW_NAMESPACES >> bit & 1]
+    rules = [
+        _rule([*numbers.denied], errno.EPERM),
+        _rule(["clone3"], errno.ENOSYS),
+        *(_rule(["clone"], errno.EPERM, _masked(0, bit, bit)) for bit in bits),
+        *(_rule(["ioctl"], errno.EPERM, _masked(1, _LOW, one)) for one in TERMINAL_INJECTION),
+    ]
+    wanted = [{"value": family, "op": "SCMP_CMP_EQ"} for family in sorted(others)]
+    wanted.append({"value": max(SOCKET_FAMILIES), "op": "SCMP_CMP_GT"})
+    rules += [
+        _rule(["socket", "socketpair"], errno.EAFNOSUPPORT, {"index": 0, **one}) for one in wanted
+    ]
+    return {
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "architectures": [f"SCMP_ARCH_{machine.upper()}"],
+        "syscalls": rules,
+    }
+
+
+_LOW = 0xFFFFFFFF
+
+
+def _rule(names: list[str], number: int, *arguments: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": number, "args": list(arguments)
+    }  # fmt: skip
+
+
+def _masked(index: int, mask: int, wanted: int) -> dict[str, Any]:
+    return {"index": index, "value": mask, "valueTwo": wanted, "op": "SCMP_CMP_MASKED_EQ"}
 
 
 def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from posttrain.core.errors import UsageError
 from posttrain.core.task import Environment
@@ -46,16 +47,20 @@ COUNTERS: Mapping[str, int] = {
 sandboxes: pseudo-terminals, and files of `/proc/sys/user` (namespaces(7)).
 """
 
-ETC_FILES: Mapping[str, str] = {
-    "passwd": f"agent:x:{INSIDE_ID}:{INSIDE_ID}:agent:{WORKSPACE}:/bin/sh\n"
-    "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
-    "group": f"agent:x:{INSIDE_ID}:\nnogroup:x:65534:\n",
-    "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
-    "hostname": "sandbox\n",
-    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
-    "resolv.conf": "",
-}
-"""The whole of /etc, but for the loader's cache and the links of /etc/alternatives."""
+
+def etc_files(uid: int) -> Mapping[str, str]:
+    """The whole of /etc, but for the loader's cache and the links of /etc/alternatives; commands
+    see themselves under `uid`.
+    """
+    return {
+        "passwd": f"agent:x:{uid}:{uid}:agent:{WORKSPACE}:/bin/sh\n"
+        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+        "group": f"agent:x:{uid}:\nnogroup:x:65534:\n",
+        "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+        "hostname": "sandbox\n",
+        "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+        "resolv.conf": "",
+    }
 
 
 def workspace_parts(path: str) -> tuple[str, ...]:
@@ -93,6 +98,24 @@ def system_path(path: str) -> str:
 
 
 _SHOWN = ("usr", "bin", "sbin", "lib", "lib32", "lib64")
+
+
+def guards(environment: Environment) -> dict[str, list[Any]]:
+    """What the environment guards: paths of the workspace as parts, and `system` ones.
+
+    Raises:
+        UsageError: a path is neither of the workspace nor of the system.
+    """
+    system = [path for path in environment.hidden if _is_system(path)]
+    return {
+        "read_only": [workspace_parts(path) for path in environment.read_only],
+        "hidden": [workspace_parts(path) for path in environment.hidden if path not in system],
+        "system": [system_path(path) for path in system],
+    }
+
+
+def _is_system(path: str) -> bool:
+    return path.startswith("/") and not path.startswith(WORKSPACE + "/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

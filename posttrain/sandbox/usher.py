@@ -35,7 +35,7 @@ _LINE, _INIT, _COUNTERS, _GROUPS = 3, 4, 5, 6
 """Descriptors while entering: the line, the sandbox's first process, the folder of what is counted
 for each user, and from there on the entrances of its control groups.
 """
-_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+_NOT_FOUND, NOT_EXECUTABLE = 127, 126
 READY = b"r"
 """What an usher says once it is in."""
 _LONGEST_ORDER = 1 << 16
@@ -134,6 +134,11 @@ def exit_code(told: bytes) -> int | None:
         return None
     code = os.waitstatus_to_exitcode(_STATUS.unpack(told)[0])
     return code if code >= 0 else 128 - code
+
+
+def end_of(code: int) -> bytes:
+    """What is told of a command that ended with an exit code."""
+    return _STATUS.pack(code << 8)
 
 
 # --- inside the fork --------------------------------------------------------------------------
@@ -291,7 +296,7 @@ def _start(text: int, standard: Sequence[int], least_bytes: int) -> tuple[int | 
         return None, _NOT_FOUND
     except (OSError, ValueError, MemoryError) as error:
         _complain(standard[2], argv[0], error)
-        return None, _NOT_EXECUTABLE
+        return None, NOT_EXECUTABLE
     return pid, 0
 
 

@@ -38,7 +38,7 @@ def entries(root: int, *, max_entries: int) -> list[tuple[str, str, int, int]]:
     called `other`.
     """
     found: list[tuple[str, str, int, int]] = []
-    for folder, path, name in _walk(root, into=_is_near):
+    for folder, path, name in walk(root, into=_is_near):
         if len(found) == max_entries:
             break
         mode, size = _status(folder, name)
@@ -88,7 +88,7 @@ def sweep(root: int) -> None:
     file for something else (`user.overlay.*`, kernel: filesystems/overlayfs.rst).
     """
     _unmark(f"/proc/self/fd/{root}/.")
-    for folder, _, name in _walk(root, into=lambda path, name: True):
+    for folder, _, name in walk(root, into=lambda path, name: True):
         with contextlib.suppress(OSError):
             if stat.S_IFMT(_status(folder, name)[0]) in _KINDS:
                 _unmark(f"/proc/self/fd/{folder}/{name}")
@@ -105,7 +105,7 @@ def _unmark(place: str) -> None:
 Into = Callable[[Sequence[str], str], bool]
 
 
-def _walk(root: int, *, into: Into) -> Iterator[tuple[int, Sequence[str], str]]:
+def walk(root: int, *, into: Into) -> Iterator[tuple[int, Sequence[str], str]]:
     """Everything beneath a folder in which nothing moves, links not followed: the descriptor and
     path of the folder it is in, and its name. Only folders that `into` wants are looked into. Each
     is opened once and from its neighbour, so depth costs nothing.

@@ -15,9 +15,12 @@ import pytest
 from posttrain.cli import config as config_command
 from posttrain.cli import doctor, domains, main, models, runs, sources, train
 from posttrain.cli.doctor import Finding, Status
+from posttrain.core.containment import Bound, Capabilities, Reach, Snapshots
 from posttrain.core.errors import ConfigError, PreflightError, RunError
+from posttrain.core.task import Isolation
 from posttrain.loop.driver import Ending
-from posttrain.sandbox import bubblewrap
+from posttrain.sandbox import drivers
+from posttrain.sandbox.machine import Abilities
 from posttrain.schedule.account import Account
 from tests.evals.run_folder import write_run
 
@@ -200,13 +203,13 @@ def test_a_checker_of_ones_own_sees_what_the_oracle_left(
     posttrain: Callable[..., Said], tmp_path: Path
 ) -> None:
     """Attempts and checks had two sources of sandboxes, so that no such domain was ever sound."""
-    problem = asyncio.run(bubblewrap.probe()).problem
+    problem = asyncio.run(drivers.probe("bubblewrap")).problem
     if problem:
         pytest.skip(problem)
     tasks = [TASK.format(number=number, total=number + 25) for number in range(6)]
     (tmp_path / "sums.toml").write_text('name = "office.sums"\n' + "".join(tasks))
     code, told, said = posttrain("domains", "check", "sums.toml", "--per-level", "1")
-    assert (code, said) == (0, ""), told
+    assert (code, said) == (0, ""), (told, said)
     assert "1 of 1 domains are sound" in told
 
 
@@ -228,6 +231,42 @@ def test_doctor_exits_with_3_exactly_where_something_is_missing(
     assert json.loads(told)["findings"][1] == {
         "name": "model", "status": "problem", "found": "it is missing.", "next_step": "fetch it",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("works", "statuses"),
+    [
+        ({"container"}, [Status.WARNING, Status.OK]),
+        (set(), [Status.PROBLEM, Status.PROBLEM]),
+        ({"bubblewrap", "container"}, [Status.OK, Status.OK]),
+    ],
+)
+def test_doctor_tells_of_each_driver_and_wants_one_that_works(
+    works: set[str], statuses: list[Status], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    can = Capabilities(
+        isolation=Isolation.CONTAINER, limits=Bound.TREE, snapshots=Snapshots.COPIES,
+        reach=frozenset({Reach.NOTHING}), cores=True, freezes=False,
+    )  # fmt: skip
+    able = Abilities(
+        capabilities=can, path="/bin/podman", source="podman with runc", version="5.1",
+        sha256="ab" * 32, uid=None, seccomp=True,
+    )  # fmt: skip
+
+    async def probe(name: str) -> drivers.Probe:
+        problem = f"no {name} here"
+        return drivers.Probe(abilities=able if name in works else None, problem=problem)
+
+    monkeypatch.setattr(drivers, "probe", probe)
+    found = list(doctor.check_sandbox())
+    assert [finding.name for finding in found] == ["sandbox: bubblewrap", "sandbox: container"]
+    assert [finding.status for finding in found] == statuses
+    assert [f.found for f in found if f.status is not Status.OK] == [
+        f"no {name} here" for name in ("bubblewrap", "container") if name not in works
+    ]
+    if "container" in works:
+        for words in ("/bin/podman 5.1", "sha256 " + "ab" * 8, "tree", "copies", "cannot freeze"):
+            assert words in found[1].found
 
 
 def test_doctor_sees_a_runs_folder_it_cannot_write(

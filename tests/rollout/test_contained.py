@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 
 from posttrain.core.clock import RealClock
+from posttrain.core.containment import Bound
 from posttrain.core.task import Environment, Limits, Network, Tool
 from posttrain.core.verdict import Outcome, StopReason
 from posttrain.rollout.group import Groups, Retries
 from posttrain.rollout.toolloop import ToolExecutor
-from posttrain.sandbox.bubblewrap import BubblewrapSandboxes, probe
+from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
+from posttrain.sandbox.drivers import probe
 from tests.rollout.doubles import Sayings, renderer, request, tool_task, verdict
 
 SMALL = Environment(
@@ -28,7 +30,7 @@ SMALL = Environment(
 
 @pytest.fixture(scope="module")
 def machine():
-    found = asyncio.run(probe())
+    found = asyncio.run(probe("bubblewrap"))
     if found.abilities is None:
         pytest.skip(f"no sandbox works here: {found.problem}")
     return found.abilities
@@ -172,7 +174,7 @@ def test_an_attempt_that_shuts_the_workspace_where_a_proxy_is_served_fakes_no_fa
 
 
 def test_memory_that_an_attempt_uses_up_is_told_and_the_attempt_goes_on(sandboxes, machine):
-    if not machine.cgroups:
+    if machine.capabilities.limits is not Bound.TREE:
         pytest.skip("no control groups can be made here")
     trajectory, retries = attempt(
         sandboxes, shell(f"{HUNGRY} & {HUNGRY} & wait -n; exit 9"), shell("kill -9 -1"),

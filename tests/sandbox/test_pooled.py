@@ -32,7 +32,7 @@ class Watched:
         self.open = asyncio.Event()
         self.open.set()
         self.on_made = lambda: None
-        self.isolation = self.scripted.isolation
+        self.capabilities = self.scripted.capabilities
 
     @contextlib.asynccontextmanager
     async def lease(self, environment, *, beside=None, over=None) -> AsyncIterator:

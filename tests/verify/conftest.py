@@ -16,7 +16,7 @@ import pytest
 from posttrain.core.clock import ManualClock
 from posttrain.core.containment import ExecResult
 from posttrain.core.errors import WorkerError
-from posttrain.core.task import Description, Entry, EntryKind, Environment, Isolation, Task
+from posttrain.core.task import Description, Entry, EntryKind, Environment, Task
 from posttrain.core.trajectory import AttemptKey, Trajectory, Turn
 from posttrain.verify.execution import ARTEFACTS
 from posttrain.verify.kinds import Subject, Tools
@@ -96,7 +96,6 @@ class ProcessSandboxes:
     """A source of such sandboxes, one folder each."""
 
     root: Path
-    isolation: Isolation = Isolation.NONE
     leased: list[Environment] = field(default_factory=list)
 
     @asynccontextmanager
@@ -114,7 +113,6 @@ class RepliedSandboxes:
 
     def __init__(self, *results):
         self.results, self.calls = list(results), []
-        self.isolation = Isolation.NAMESPACE
 
     @asynccontextmanager
     async def lease(self, environment, *, beside=None, over=None):
