@@ -80,11 +80,12 @@ def processes_named(word: str) -> list[int]:
 
 
 def children() -> set[int]:
-    """Processes started by this one."""
-    folder = Path("/proc/self/task")
-    return {
-        int(pid) for task in folder.iterdir() for pid in (task / "children").read_text().split()
-    }
+    """Processes started by this one, whose threads come and go meanwhile."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
+    return found
 
 
 def tree_below(pid: int) -> list[int]:

@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -283,3 +284,13 @@ class Outside(Place):
         for path, text in (environment or Environment()).files.items():
             (self.folder / path).write_text(text)
         return self
+
+
+async def changes(place: Inside | Left | Outside, path: str) -> bool:
+    """Whether a file changes: for a moment where it must not, for long where it must."""
+    within_s = 10.0 if isinstance(place, Outside) else 0.3
+    before, until = await place.read(path), time.monotonic() + within_s
+    while time.monotonic() < until:
+        if await place.read(path) != before:
+            return True
+    return False

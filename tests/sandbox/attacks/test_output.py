@@ -156,7 +156,9 @@ async def print_late(place):
 def close_output(given):
     os.close(1)
     os.close(2)
-    time.sleep(0.4)
+    until = time.monotonic() + given["most_s"]
+    while not os.path.exists("go") and time.monotonic() < until:
+        time.sleep(0.01)
     with open("ended", "w"):
         pass
     os._exit(0)
@@ -166,9 +168,11 @@ async def read_to_end(place):
     """A harness that takes the end of the output for the end of the command."""
 
     def read():
-        with place.started(close_output) as process:
+        with place.started(close_output, most_s=20) as process:
             process.stdout.read()
-            return (place.folder / "ended").exists()
+            ended = (place.folder / "ended").exists()
+            (place.folder / "go").touch()
+        return ended
 
     if await asyncio.to_thread(read):
         raise Held("it had ended")
@@ -181,7 +185,7 @@ async def read_to_end(place):
     outside=read_to_end,
 )
 async def seem_ended(place):
-    await place.exec(close_output)
+    await place.exec(close_output, most_s=0.3)
     if await place.read("ended") is not None:
         raise Held("waited for")
 

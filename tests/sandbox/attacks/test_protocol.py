@@ -20,6 +20,7 @@ from posttrain.core.containment import Cause
 from posttrain.core.errors import SandboxError
 from posttrain.core.task import Environment
 from tests.sandbox.attacks.attack import Family, Held
+from tests.sandbox.attacks.places import changes
 from tests.sandbox.attacks.probe import (
     LIBC,
     X86,
@@ -488,22 +489,13 @@ def leave_thread(given):
     detach(stay, "n")
 
 
-async def moves(place, within_s=0.3):
-    """Whether what counts in the file `n` goes on."""
-    before, until = await place.read("n"), time.monotonic() + within_s
-    while time.monotonic() < until:
-        if await place.read("n") != before:
-            return True
-    return False
-
-
 async def look_at_first_thread(place):
     """A harness that takes a process's state for that of all its threads."""
     await place.run(leave_thread)
     pid = int(await place.read("pid"))
     try:
         assert state_of(pid) == "Z"
-        if not await moves(place, within_s=10):
+        if not await changes(place, "n"):
             raise Held("it stands still")
     finally:
         os.kill(pid, signal.SIGKILL)
@@ -518,7 +510,7 @@ async def look_at_first_thread(place):
 async def outlive_first_thread(place):
     await place.run(leave_thread)
     await place.sandbox.freeze()
-    moved = await moves(place)
+    moved = await changes(place, "n")
     await place.sandbox.thaw()
     if not moved:
         raise Held("all stand still")
@@ -557,7 +549,7 @@ async def outrun_freezing(place):
     for _ in range(3):
         await place.shell("rm -f n; ./attack & while [ ! -s n ]; do :; done")
         await place.sandbox.freeze()
-        moved = await moves(place)
+        moved = await changes(place, "n")
         await place.sandbox.thaw()
         await place.end()
         if moved:
