@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from posttrain.core.containment import Bound
 from posttrain.core.errors import SandboxError
 from posttrain.core.task import Environment
 from posttrain.sandbox import cgroups
@@ -53,7 +54,7 @@ def test_close_leaves_no_process_mount_group_or_descriptor(machine, marker):
     assert processes_named(marker) == []
     after = (children(), mounts_and_files(), len(os.listdir("/proc/self/fd")))
     assert after == before
-    assert bool(groups) is (machine.limits == "tree")
+    assert bool(groups) is (machine.capabilities.limits is Bound.TREE)
     assert not [group for group in groups if os.path.exists(group)]
 
 

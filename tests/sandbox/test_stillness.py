@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from posttrain.core.containment import Bound
 from posttrain.core.task import Environment
 from posttrain.sandbox import child
 from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
@@ -20,8 +21,8 @@ def source(request, machine, monkeypatch):
             child, "spawn", lambda _, *line, **how: spawn("tests.sandbox.groupless", *line, **how)
         )
     made = BubblewrapSandboxes()
-    limits = asyncio.run(made.abilities()).limits
-    assert limits == ("process" if request.param == "without" else machine.limits)
+    limits = asyncio.run(made.capabilities()).limits
+    assert limits is (Bound.PROCESS if request.param == "without" else machine.capabilities.limits)
     yield made
     asyncio.run(made.close())
 

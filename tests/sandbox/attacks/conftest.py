@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from posttrain.core.containment import Bound
 from posttrain.core.task import Environment
 from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
 from tests.sandbox.attacks.attack import Attack, Held
@@ -92,7 +93,7 @@ def trial(sandboxes, machine, host, tmp_path):
         return ""
 
     def run(attack: Attack) -> None:
-        if attack.tree and machine.limits != "tree":
+        if attack.tree and machine.capabilities.limits is not Bound.TREE:
             pytest.skip("no control groups here: limits hold a process each")
         facts = host["facts"], host["resolver"]
         place = Inside(*facts, source=sandboxes, environment=attack.environment)
