@@ -7,6 +7,7 @@ only what the machine did makes it `infra_failed`, which is tried again and neve
 import asyncio
 import json
 import os
+import select
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -203,7 +204,11 @@ def kill_holder():
     for keeper in keepers:
         if b"posttrain.sandbox.keeper" in Path(f"/proc/{keeper}/cmdline").read_bytes():
             (porter,) = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+            (holder,) = Path(f"/proc/{porter}/task/{porter}/children").read_text().split()
+            end = os.pidfd_open(int(holder))
             os.kill(int(porter), signal.SIGKILL)
+            assert select.select([end], [], [], 20)[0], "the holder lives on"
+            os.close(end)
 
 
 def lose_at(turn):
