@@ -19,7 +19,7 @@ Overrides = Annotated[
 ]
 
 
-@app.command("show")
+@app.command("show", short_help="Print the resolved configuration, with origins.")
 def show(preset: Preset = None, config: File = None, overrides: Overrides = None) -> None:
     """Print the resolved configuration as TOML, the origin of every value as a comment."""
     typer.echo(sources.resolve(preset, config, overrides or ()).dump(), nl=False)

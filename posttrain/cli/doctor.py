@@ -107,7 +107,7 @@ def check_torch() -> Iterator[Finding]:
     except ImportError as error:
         yield Finding(name="torch", status=Status.PROBLEM, found=str(error), next_step="make setup")
         return
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    device = "CPU (a GPU is here, but not used yet)" if torch.cuda.is_available() else "CPU"
     yield Finding(name="torch", status=Status.OK, found=f"{torch.__version__}, {device}")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -46,7 +48,7 @@ def ls(
     typer.echo(f"{len(entries)} domains")
 
 
-@app.command("show")
+@app.command("show", short_help="Show one task of a domain and its solution.")
 def show(
     name: Annotated[str, typer.Argument(help="A domain.")],
     level: Annotated[int, typer.Option(help="Level of difficulty, 0 is the easiest.")] = 0,
@@ -91,7 +93,7 @@ def _print(example: Example) -> None:
             typer.echo(turn.text)
 
 
-@app.command("check")
+@app.command("check", short_help="Check that domains may be trained on.")
 def check(
     names: Annotated[
         list[str] | None, typer.Argument(help="Domains, patterns or files.", show_default=False)
@@ -114,25 +116,65 @@ def check(
     found = [entry for pattern in wanted for entry in catalogue.matching(pattern)]
     entries = list({entry.name: entry for entry in found}.values())
 
-    async def run() -> list[str]:
+    async def run() -> dict[str, Admission]:
         from posttrain.cli import examination
 
-        refused = []
-        async for report in examination.examine(entries, per_level=per_level):
+        refused = {}
+        doing = _Doing()
+        async for name, report in examination.examine(entries, doing, per_level=per_level):
+            doing.clear()
             _tell(report, as_json=as_json)
+            doing.draw()
             if not report.admitted:
-                refused.append(report.domain)
+                refused[name] = report
         return refused
 
     refused = asyncio.run(run())
     if refused:
-        listed = ", ".join(sorted(refused))
+        shown = [name for name, report in refused.items() if not report.error]
         raise RunError(
-            f"{len(refused)} of {len(entries)} domains are not sound: {listed}.",
-            "posttrain domains show NAME shows a task of one.",
+            f"{len(refused)} of {len(entries)} domains are not sound: "
+            f"{', '.join(sorted(refused))}.",
+            f"posttrain domains show {shown[0]} shows a task of it."
+            if shown
+            else "correct what is told above, then check again.",
         )
     if not as_json:
         typer.echo(f"{len(entries)} of {len(entries)} domains are sound")
+
+
+class _Doing:
+    """Which domains are under examination, on the standard error stream: on a terminal one line
+    that is written over, elsewhere a line for each that begins.
+    """
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._terminal = sys.stderr.isatty()
+
+    def begins(self, name: str) -> None:
+        """A domain's examination begins."""
+        self._names.append(name)
+        if not self._terminal:
+            typer.echo(f"checking {name}", err=True)
+        self.draw()
+
+    def ends(self, name: str) -> None:
+        """It is over."""
+        self._names.remove(name)
+        self.draw()
+
+    def clear(self) -> None:
+        """Make room for a report."""
+        if self._terminal:
+            typer.echo("\r\x1b[K", err=True, nl=False)
+
+    def draw(self) -> None:
+        """Show the line as it is now."""
+        self.clear()
+        if self._terminal and self._names:
+            line = f"checking {', '.join(self._names)} …"[: shutil.get_terminal_size().columns - 1]
+            typer.echo(line, err=True, nl=False)
 
 
 def _tell(report: Admission, *, as_json: bool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
 
 from posttrain.core.errors import PosttrainError
 from posttrain.domains.catalogue import DomainSpec, Entry
@@ -15,20 +16,36 @@ from posttrain.evals.admission import Admission
 from posttrain.loop.wiring import open_examiner
 
 
+class Watch(Protocol):
+    """Is told what is under examination."""
+
+    def begins(self, name: str) -> None:
+        """The examination of a domain begins."""
+        ...
+
+    def ends(self, name: str) -> None:
+        """It is over."""
+        ...
+
+
 async def examine(
-    entries: Sequence[Entry], *, per_level: int, side_by_side: int = 2
-) -> AsyncIterator[Admission]:
-    """The report on each domain, as they are done."""
+    entries: Sequence[Entry], watch: Watch, *, per_level: int, side_by_side: int = 2
+) -> AsyncIterator[tuple[str, Admission]]:
+    """Name of each domain, as it was asked for, and the report on it, as they are done."""
     async with open_examiner(processes=side_by_side) as (supply, examiner):
         room = asyncio.Semaphore(side_by_side)
 
-        async def one(entry: Entry) -> Admission:
+        async def one(entry: Entry) -> tuple[str, Admission]:
             async with room:
+                watch.begins(entry.name)
                 try:
                     keys = await supply.keys([DomainSpec(name=entry.name)])
-                    return await examiner.examine(keys, per_level=per_level)
+                    return entry.name, await examiner.examine(keys, per_level=per_level)
                 except PosttrainError as error:
-                    return Admission(domain=entry.name, tasks=0, distinct=0, error=str(error))
+                    refused = Admission(domain=entry.name, tasks=0, distinct=0, error=str(error))
+                    return entry.name, refused
+                finally:
+                    watch.ends(entry.name)
 
         tasks = [asyncio.create_task(one(entry)) for entry in entries]
         try:

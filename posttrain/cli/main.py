@@ -17,6 +17,7 @@ from typing import Annotated
 
 import typer
 
+import posttrain
 from posttrain.cli import config, doctor, domains, evaluate, models, report, train
 from posttrain.cli.stopping import INTERRUPTED
 from posttrain.core.errors import PosttrainError
@@ -31,21 +32,32 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("doctor")(doctor.doctor)
-app.command("train")(train.train)
-app.command("eval")(evaluate.evaluate)
+app.command("train", short_help="Train, evaluate and report.")(train.train)
+app.command("eval", short_help="Evaluate a run or a model on held-out tasks.")(evaluate.evaluate)
 app.command("report")(report.report)
 app.add_typer(models.app, name="models")
 app.add_typer(domains.app, name="domains")
 app.add_typer(config.app, name="config")
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"posttrain {posttrain.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="Write the traceback of an error to a file.")
     ] = False,
 ) -> None:
     """Options of every command."""
+    del version  # its callback has ended the command
     del debug  # read by `run`, which must know it before a command can fail
 
 

@@ -22,7 +22,7 @@ def ls() -> None:
             typer.echo(f"{name:32} not fetched    posttrain models fetch {name}")
 
 
-@app.command("fetch")
+@app.command("fetch", short_help="Fetch a model into the cache.")
 def fetch(
     name: Annotated[
         str, typer.Argument(help="smollm2-135m, or owner/name of the Hugging Face hub.")

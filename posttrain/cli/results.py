@@ -33,12 +33,13 @@ def tell(folder: Path) -> None:
     """
     show(report.load(folder).outcomes)
     try:
-        typer.echo(f"report: {report.write(folder)}")
+        page = report.write(folder)
     except OSError as error:
         raise PreflightError(
             f"the report of {folder} cannot be written: {error.strerror or error}.",
             f"free space or permissions there, then posttrain report {folder.name}",
         ) from error
+    typer.echo(f"report: {page}")
 
 
 def show(outcomes: Outcomes, console: Console | None = None) -> None:

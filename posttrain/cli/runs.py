@@ -11,7 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from posttrain.core.errors import PosttrainError, PreflightError, UsageError, nearest
+from posttrain.core.errors import (
+    LedgerError,
+    PosttrainError,
+    PreflightError,
+    UsageError,
+    nearest,
+)
 
 
 def root() -> Path:
@@ -76,11 +82,12 @@ def forget(folder: Path) -> None:
 @contextmanager
 def crash_file(folder: Path) -> Iterator[None]:
     """Keep the traceback of what goes wrong inside in `error.txt` of the run folder. Mistakes of
-    a person and lacks of the machine are told in full anyway and leave none.
+    a person, lacks of the machine and a ledger that cannot be had (another process writes it) are
+    told in full anyway and leave none.
     """
     try:
         yield
-    except (UsageError, PreflightError):
+    except (UsageError, PreflightError, LedgerError):
         raise
     except Exception as error:
         import traceback

@@ -8,6 +8,7 @@ work, and the error names *all* such keys at once.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import tomllib
@@ -40,7 +41,9 @@ class Settings(BaseModel):
 T = TypeVar("T", bound=Settings)
 
 ENVIRONMENT_PREFIX = "POSTTRAIN_"
-"""`POSTTRAIN_TRAIN__STEPS=3` sets `train.steps`; a name without `__` is not a setting."""
+"""`POSTTRAIN_TRAIN__STEPS=3` sets `train.steps`; a name without `__` is not a setting, and is
+refused where it looks like one (`POSTTRAIN_TRAIN_STEPS`)."""
+_LOOKS_LIKE = 0.85
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +118,7 @@ def load(
         layers.append(_file_layer(preset, f"preset {preset.stem}", problems))
     if file is not None:
         layers.append(_file_layer(file, str(file), problems))
-    layers.append(_environment_layer(environment or {}))
+    layers.append(_environment_layer(environment or {}, model, problems))
     layers.append(_override_layer(overrides, problems))
     merged = _Layer()
     for layer in layers:
@@ -192,13 +195,22 @@ def _file_layer(path: Path, source: str, problems: list[str]) -> _Layer:
     return _Layer(document.tree, origins)
 
 
-def _environment_layer(environment: Mapping[str, str]) -> _Layer:
+def _environment_layer(
+    environment: Mapping[str, str], model: type[Settings], problems: list[str]
+) -> _Layer:
     layer = _Layer()
+    paths = [[part.upper() for part in key.path] for key in keys.known(model) if not key.section]
+    right = {"_".join(path): ENVIRONMENT_PREFIX + "__".join(path) for path in paths}
     for name in sorted(environment):
         inner = name.removeprefix(ENVIRONMENT_PREFIX)
         if inner != name and "__" in inner:
             path = tuple(inner.lower().split("__"))
             _typed(layer, path, environment[name], f"environment variable {name}")
+        elif inner != name:
+            for near in difflib.get_close_matches(inner, right, n=1, cutoff=_LOOKS_LIKE):
+                problems.append(
+                    f"environment variable {name} is no setting (did you mean '{right[near]}'?)"
+                )
     return layer
 
 

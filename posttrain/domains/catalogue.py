@@ -239,7 +239,8 @@ def _told(name: str, act: Callable[[], T]) -> T:
     except PosttrainError:
         raise
     except Exception as error:
-        raise DomainError(f"domain {name!r} raised {type(error).__name__}: {error}") from error
+        told = f"{type(error).__name__}: {error}{outside.place(error)}"
+        raise DomainError(f"domain {name!r} raised {told}") from error
 
 
 # --- functions for workers: JSON in, JSON out ---------------------------------------------------
@@ -250,17 +251,15 @@ MAX_TASK_CHARS = 4 << 20
 
 def describe(reference: Json) -> Json:
     """Name and number of levels, `{"name": …, "levels": …}`, and for a finite domain `set_keys`,
-    one a level; or `{"refused": …}` where a person asked for a file, name or parameter that is not
-    there, or for a file that is no Python.
+    one a level; or `{"refused": [message, next step]}` where a person asked for a file, name or
+    parameter that is not there, or for a file that is no Python.
     """
     try:
         domain = load(reference)
-    except UsageError as error:
-        return {"refused": str(error)}
-    except DomainError as error:
-        if isinstance(error.__cause__, SyntaxError):
-            return {"refused": str(error)}
-        raise
+    except (UsageError, DomainError) as error:
+        if isinstance(error, DomainError) and not isinstance(error.__cause__, SyntaxError):
+            raise
+        return {"refused": [error.message, error.next_step]}
     told = {"name": domain.name, "levels": domain.levels}
     if not isinstance(domain, Finite):
         return told

@@ -14,18 +14,21 @@ import importlib.util
 import json
 import sys
 import tomllib
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from posttrain.core.errors import UsageError, nearest
+from posttrain.core.errors import UsageError
 from posttrain.core.ports import Domain
 from posttrain.domains import taskset
 
 GROUP = "posttrain.domains"
 """Entry-point group: name → a domain, or a callable that makes one."""
 _WANTED = ("name", "levels", "task", "oracle")
+_MODULES = "posttrain_domain_"
+"""Start of the names under which people's files are imported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,30 +58,59 @@ def load_announced(name: str) -> Domain:
 
 
 def is_path(name: str) -> bool:
-    """Whether a domain name is a path: `file.py:NAME`, `tasks.toml`, `tasks.json`.
+    """Whether a domain name is a path: `file.py:NAME`, `tasks.toml`, `tasks.json`; `file.py` is
+    one too, to be told which names it has.
 
     >>> is_path("examples/my_domain.py:AREA"), is_path("easy.gcd")
     (True, False)
     """
-    return ".py:" in name or name.endswith((".toml", ".json"))
+    return ".py:" in name or name.endswith((".py", ".toml", ".json"))
 
 
 def load(name: str) -> Domain:
     """The domain at a path.
 
     Raises:
-        UsageError: no such file, no such name in it, or not a domain.
+        UsageError: no such file, no name or no such name in it (tells the names of its domains),
+            or not a domain.
     """
     file, _, attribute = name.partition(".py:")
     path = Path(f"{file}.py") if attribute else Path(name)
     if not path.is_file():
         raise UsageError(f"no file {str(path)!r} for the domain {name!r}.")
-    if not attribute:
+    if path.suffix != ".py":
         return _task_set(path)
     module = _module(path)
-    if not hasattr(module, attribute):
-        raise UsageError(f"{path} has no {attribute!r}{nearest(attribute, vars(module))}.")
-    return made(getattr(module, attribute))
+    if attribute and hasattr(module, attribute):
+        return made(getattr(module, attribute))
+    lacking = f"{path} has no {attribute!r}" if attribute else f"{path} wants a name, {path}:NAME"
+    names = _domains(module)
+    if not names:
+        raise UsageError(f"{lacking}; it holds no object with {', '.join(_WANTED)}.")
+    raise UsageError(f"{lacking}; its domains: {', '.join(names)}.", f"name it {path}:{names[0]}")
+
+
+def _domains(module: ModuleType) -> list[str]:
+    """Names of the domains in a file: objects, or, where it has none, classes that make them."""
+    held = {
+        name: value
+        for name, value in vars(module).items()
+        if all(hasattr(value, part) for part in _WANTED)
+    }
+    return [name for name, value in held.items() if not isinstance(value, type)] or list(held)
+
+
+def place(error: BaseException) -> str:
+    """` (file.py:43)`: the innermost line of a person's own file that an error passed; '' where it
+    passed none.
+    """
+    frames = traceback.walk_tb(error.__traceback__)
+    own = [
+        f" ({Path(frame.f_code.co_filename).name}:{line})"
+        for frame, line in frames
+        if str(frame.f_globals.get("__name__")).startswith(_MODULES)
+    ]
+    return own[-1] if own else ""
 
 
 def made(value: Any) -> Domain:
@@ -99,7 +131,7 @@ def made(value: Any) -> Domain:
 
 def _module(path: Path) -> ModuleType:
     resolved = str(path.resolve())
-    name = f"posttrain_domain_{hashlib.sha256(resolved.encode()).hexdigest()[:12]}"
+    name = f"{_MODULES}{hashlib.sha256(resolved.encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, resolved)

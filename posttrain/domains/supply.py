@@ -47,7 +47,7 @@ class Supply:
                 if levels is None:
                     told = await self._call("describe", entry.name, entry.reference)
                     if "refused" in told:
-                        raise UsageError(told["refused"])
+                        raise UsageError(*told["refused"])
                     name, levels = str(told["name"]), int(told["levels"])
                     set_keys = tuple(told.get("set_keys", ()))
                 found += mixture.keys_of(
@@ -102,11 +102,15 @@ class Supply:
         return tuple(str(one) for one in told)
 
     async def _call(self, function: str, domain: str, *arguments: Json, size: int = 1) -> Json:
-        limit_s = self._timeout_s * max(1, size)
+        limit_s, called = self._timeout_s * max(1, size), f"{_MODULE}:{function}"
         try:
-            return await self._workers.call(f"{_MODULE}:{function}", *arguments, timeout_s=limit_s)
+            return await self._workers.call(called, *arguments, timeout_s=limit_s)
         except WorkerError as error:
-            raise DomainError(f"domain {domain!r}: {error.message}", error.next_step) from error
+            told = error.message.removeprefix(f"{called} ").removeprefix("raised DomainError: ")
+            message, _, next_step = told.partition(" Next: ")
+            if domain not in message:
+                message = f"domain {domain!r}: {message}"
+            raise DomainError(message, next_step or error.next_step) from error
 
 
 def _tasks(told: Json) -> tuple[Task, ...]:

@@ -81,23 +81,26 @@ class TaskSet:
     def all_tasks(self, level: int) -> list[Task]:
         """The tasks of a level in the order they are written; their seeds number them."""
         written = enumerate(self._written(level))
-        return [dataclasses.replace(task, seed=number) for number, task in written]
+        return [dataclasses.replace(item.task, seed=number) for number, item in written]
 
     def task(self, seed: int, level: int) -> Task:
         """The task number `seed`, modulo their number, of a level."""
-        written = self._written(level)
-        return dataclasses.replace(written[seed % len(written)], seed=seed)
+        return dataclasses.replace(self._item(seed, level).task, seed=seed)
 
     def oracle(self, task: Task) -> Oracle:
-        """The written reference solution."""
-        for item in self.items:
-            if dataclasses.replace(item.task, seed=task.seed) == task:
-                return item.oracle
-        raise ConfigError(f"{task.id} is no task of the set {self.name!r}.")
+        """The written reference solution, whatever limits a run has set to the task."""
+        item = self._item(task.seed, task.level)
+        if (task.domain, task.description) != (self.name, item.task.description):
+            raise ConfigError(f"{task.id} is no task of the set {self.name!r}.")
+        return item.oracle
 
-    def _written(self, level: int) -> list[Task]:
+    def _item(self, seed: int, level: int) -> Item:
+        written = self._written(level)
+        return written[seed % len(written)]
+
+    def _written(self, level: int) -> list[Item]:
         in_levels(self, level)
-        return [item.task for item in self.items if item.task.level == level]
+        return [item for item in self.items if item.task.level == level]
 
 
 def read(tree: Json, *, where: str) -> TaskSet:

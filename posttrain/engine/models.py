@@ -94,8 +94,8 @@ def resolve(name_or_path: str) -> Path:
     known = sorted({*SOURCES, *(model.name for model in ls())})
     raise PreflightError(
         f"no model '{name_or_path}', neither a directory with config.json nor a name in "
-        f"{cache_dir()}{nearest(name_or_path, known)}.",
-        "posttrain models ls",
+        f"{cache_dir()}{nearest(name_or_path, known)} (known: {', '.join(known)}).",
+        "name one of these; posttrain models fetch owner/name takes one of the Hugging Face hub",
     )
 
 
@@ -126,8 +126,8 @@ def fetch(name: str, *, wheel: Path | None = None) -> Path:
     if name not in SOURCES and not HUB_ID.fullmatch(name):
         raise UsageError(
             f"'{name}' cannot be fetched{nearest(name, SOURCES)} (known: {', '.join(SOURCES)}).",
-            "use one of these names, owner/name of the Hugging Face hub, or train with the path "
-            "of a local model directory",
+            f"posttrain models fetch owner/{name}, with its owner on the Hugging Face hub; or "
+            "train with the path of a local model directory",
         )
     target = _place(name)
     if (target / "config.json").is_file():

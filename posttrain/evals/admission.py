@@ -91,8 +91,11 @@ class Admission:
         """Why it is not admitted; () where it is."""
         found = [self.error] if self.error else []
         found += self.problems
+        told: dict[str, list[str]] = {}
         for probe in self.probes:
-            found += [f"{probe.name}: {text}" for text in (*probe.wrong, *probe.errors)]
+            for text in (*probe.wrong, *probe.errors):
+                told.setdefault(text, []).append(probe.name)
+        found += [f"{', '.join(names)}: {text}" for text, names in told.items()]
         if not self.error and ORACLE not in {probe.name for probe in self.probes}:
             found.append("no oracle was played")
         return tuple(found)

@@ -146,7 +146,7 @@ def read_record(result: ExecResult, nonce: str) -> Mapping[str, Any]:
     if not isinstance(record, dict) or record.pop("nonce", None) != nonce:
         raise VerifierError("the record does not carry this call's nonce.")
     if "error" in record:
-        raise VerifierError(f"the program failed: {record['error']}")
+        raise VerifierError(f"the program {record['error']}")
     return record
 
 

@@ -229,12 +229,14 @@ def _carry_out(order: Mapping[str, Any], progress: int) -> dict[str, Any]:
         if "command" in order:
             ended = run(order["command"], order["files"], timeout_s=float(order["timeout_s"]))
             if ended.timed_out or not 0 <= ended.exit_code < _NOT_EXECUTABLE:
-                return {"error": f"command ended with {ended.exit_code}, wanted 0 to 125"}
+                return {"error": f"failed: command ended with {ended.exit_code}, wanted 0 to 125"}
             return {"value": float(ended.exit_code == 0)}
         space: dict[str, Any] = {"__name__": "checker"}
         exec(compile(order["source"], "checker", "exec"), space)
         given = Order(Folder(order["artefacts"]), order["reply"], order["params"], order["files"],
                       _candidates(order["files"], progress, order["nonce"]))  # fmt: skip
+        if not callable(space.get("check")):
+            return {"error": "defines no check(order)"}
         result = space["check"](given)
         record = dict(result) if isinstance(result, Mapping) else {"value": float(result)}
         if len(json.dumps(record)) > MAX_RECORD_CHARS:
@@ -242,7 +244,7 @@ def _carry_out(order: Mapping[str, Any], progress: int) -> dict[str, Any]:
         return record
     except BaseException as error:
         where = traceback.extract_tb(error.__traceback__)[-1].lineno
-        return {"error": f"{type(error).__name__} in line {where}: {error}"}
+        return {"error": f"failed: {type(error).__name__} in line {where}: {error}"}
 
 
 def main() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -12,19 +13,22 @@ from pathlib import Path
 
 import pytest
 
+import posttrain as package
 from posttrain.cli import config as config_command
-from posttrain.cli import doctor, domains, main, models, runs, sources, train
+from posttrain.cli import doctor, domains, main, models, results, runs, sources, train
 from posttrain.cli.doctor import Finding, Status
 from posttrain.core.containment import Bound, Capabilities, Reach, Snapshots
-from posttrain.core.errors import ConfigError, PreflightError, RunError
+from posttrain.core.errors import ConfigError, LedgerError, PreflightError, RunError
 from posttrain.core.task import Isolation
 from posttrain.loop.driver import Ending
+from posttrain.observe.ledger import FileLedger
 from posttrain.sandbox import drivers
 from posttrain.sandbox.machine import Abilities
 from posttrain.schedule.account import Account
 from tests.evals.run_folder import write_run
 
 Said = tuple[int, str, str]
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "my_domain.py")
 
 
 @pytest.fixture
@@ -60,6 +64,32 @@ def test_help_imports_nothing_heavy() -> None:
         assert command in ended.stdout
 
 
+def test_the_version_is_told(posttrain: Callable[..., Said]) -> None:
+    assert posttrain("--version") == (0, f"posttrain {package.__version__}\n", "")
+
+
+@pytest.mark.parametrize("group", [(), ("models",), ("domains",), ("config",)])
+def test_no_line_of_help_is_cut(
+    posttrain: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, group: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, told, _ = posttrain(*group, "--help")
+    assert code == 0
+    usage, *lines = told.splitlines()
+    assert usage.startswith("Usage: ")
+    assert not [line for line in lines if line.endswith("...")]
+
+
+def test_an_unknown_model_is_told_with_the_known_ones(
+    posttrain: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POSTTRAIN_MODELS", str(tmp_path))
+    code, _, said = posttrain("eval", "gpt2", "--preset", "demo")
+    assert code == 3
+    assert "(known: smollm2-135m)" in said
+    assert "posttrain models fetch owner/name" in said
+
+
 def test_threads_are_configured_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     from posttrain.engine import threads
 
@@ -86,7 +116,11 @@ def test_threads_are_configured_before_anything_else(monkeypatch: pytest.MonkeyP
         (["train", "--preset", "smoke", "--set", "run.name=a/b"], "wanted a plain name"),
         (["report", "nothing"], "there is no run 'nothing'"),
         (["models", "fetch", "smollm-135"], "did you mean 'smollm2-135m'?"),
+        (["models", "fetch", "gpt2"], "next:  posttrain models fetch owner/gpt2"),
         (["domains", "show", "terminal.archiv"], "did you mean 'terminal.archive'?"),
+        (["domains", "show", "easy.*"], "domains show wants one domain, and 'easy.*' names 18."),
+        (["domains", "show", EXAMPLE], f"next:  name it {EXAMPLE}:MULTIPLES"),
+        (["domains", "show", f"{EXAMPLE}:multiples"], f"next:  name it {EXAMPLE}:MULTIPLES"),
         (["domains", "check"], "wants names, or --all, or --sample"),
         (["config", "show", "--set", "rl.stepz=3"], "did you mean 'rl.steps'?"),
         (["config", "show", "--set", "steps=3"], "it belongs to section [sft]"),
@@ -174,7 +208,42 @@ def test_an_unsound_domain_fails_the_check(posttrain: Callable[..., Said], tmp_p
     code, told, said = posttrain("domains", "check", "bad.toml")
     assert code == 1
     assert "refused" in told
+    assert "checking bad.toml\n" in said
     assert "1 of 1 domains are not sound: bad.toml" in said
+    assert "next:  correct what is told above, then check again." in said
+
+
+MISSPELT = """
+name = "own.misspelt"
+[[tasks]]
+objective = "Say a."
+checks = [{ kind = "exakt", params = { answer = "a" } }]
+oracle = { answer = "a" }
+"""
+
+
+def test_one_mistake_of_a_domain_is_told_once(
+    posttrain: Callable[..., Said], tmp_path: Path
+) -> None:
+    """A misspelt kind of check gave the same line for each of eight probes."""
+    (tmp_path / "own.toml").write_text(MISSPELT)
+    code, told, said = posttrain("domains", "check", "own.toml", "--per-level", "1")
+    assert code == 1
+    assert told.count("no check kind 'exakt' (did you mean 'exact'?)") == 1
+    assert "next:  posttrain domains show own.toml shows a task of it." in said
+
+
+def test_what_is_under_examination_is_one_line_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    doing = domains._Doing()
+    doing.begins("a")
+    doing.begins("b")
+    doing.ends("a")
+    doing.ends("b")
+    lines = capsys.readouterr().err.split("\r\x1b[K")
+    assert lines == ["", "checking a …", "checking a, b …", "checking b …", ""]
 
 
 TASK = """
@@ -209,7 +278,7 @@ def test_a_checker_of_ones_own_sees_what_the_oracle_left(
     tasks = [TASK.format(number=number, total=number + 25) for number in range(6)]
     (tmp_path / "sums.toml").write_text('name = "office.sums"\n' + "".join(tasks))
     code, told, said = posttrain("domains", "check", "sums.toml", "--per-level", "1")
-    assert (code, said) == (0, ""), (told, said)
+    assert (code, said) == (0, "checking sums.toml\n"), (told, said)
     assert "1 of 1 domains are sound" in told
 
 
@@ -269,6 +338,16 @@ def test_doctor_tells_of_each_driver_and_wants_one_that_works(
             assert words in found[1].found
 
 
+def test_doctor_says_that_a_gpu_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It named the GPU, and everything was computed on the CPU."""
+    import torch
+
+    for there, told in ((False, ", CPU"), (True, ", CPU (a GPU is here, but not used yet)")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        (finding,) = doctor.check_torch()
+        assert finding.found == torch.__version__ + told
+
+
 def test_doctor_sees_a_runs_folder_it_cannot_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,6 +402,18 @@ def test_a_crash_leaves_its_traceback_in_the_run_folder(tmp_path: Path) -> None:
     assert caught.value.__notes__ == [f"The traceback is in {tmp_path / 'error.txt'}."]
 
 
+def test_a_run_that_another_process_writes_is_left_alone(tmp_path: Path) -> None:
+    """The second process wrote a traceback into the folder of the first."""
+    with (
+        contextlib.closing(FileLedger(tmp_path / "ledger.jsonl")),
+        pytest.raises(LedgerError, match="Another process is writing") as caught,
+        runs.crash_file(tmp_path),
+    ):
+        FileLedger(tmp_path / "ledger.jsonl")
+    assert not hasattr(caught.value, "__notes__")
+    assert [path.name for path in tmp_path.iterdir()] == ["ledger.jsonl"]
+
+
 def test_a_run_that_a_full_disk_ended_says_so_though_no_report_fits_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -355,6 +446,20 @@ def test_a_report_that_cannot_be_written_is_told_below_its_table(
     assert code == 3
     assert "5 of 6 trained domains improved" in told
     assert "first cannot be written: File exists." in said
+
+
+def test_a_reader_that_went_away_is_no_error_of_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`posttrain report X | head` said that the report could not be written."""
+
+    def closed(text: str) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    write_run(tmp_path / "first")
+    monkeypatch.setattr("typer.echo", closed)
+    with pytest.raises(BrokenPipeError):  # which the command line ends by, quietly
+        results.tell(tmp_path / "first")
 
 
 def test_a_new_run_never_takes_the_folder_of_another(

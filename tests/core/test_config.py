@@ -200,6 +200,14 @@ def test_a_misspelt_environment_variable_is_refused() -> None:
         load(Run, environment={"POSTTRAIN_TRAIN__STEPZ": "1"})
 
 
+def test_an_environment_variable_with_one_underscore_is_refused_not_ignored() -> None:
+    told = r"POSTTRAIN_TRAIN_NUM_EPOCHS is no setting \(did you mean 'POSTTRAIN_TRAIN__NUM_EPOCHS'"
+    with pytest.raises(ConfigError, match=told):
+        load(Run, environment={"POSTTRAIN_TRAIN_NUM_EPOCHS": "2"})
+    with pytest.raises(ConfigError, match="did you mean 'POSTTRAIN_TRAIN__NUM_EPOCHS'"):
+        load(Run, environment={"POSTTRAIN_TRAIN_NUM_EPOCH": "2"})
+
+
 def test_typed_text_stays_text_where_text_is_wanted() -> None:
     assert load(Run, overrides=["name=123"]).value.name == "123"
     assert load(Run, overrides=["name=a b"]).value.name == "a b"

@@ -22,12 +22,15 @@ from posttrain.domains.supply import Supply
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_domain.py"
 
 BROKEN = """
+import json
+
+
 class Broken:
     name = "own.broken"
     levels = 1
 
     def task(self, seed, level):
-        return 1 // 0
+        return json.loads("boom")
 
     def oracle(self, task):
         raise KeyError("nothing")
@@ -97,17 +100,33 @@ def test_a_pool_is_distinct_and_apart_from_what_draws_give() -> None:
 def test_a_raising_domain_is_a_domain_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(BROKEN)
     name = f"{tmp_path}/own.py:DOMAIN"
-    with pytest.raises(DomainError, match=r"own.broken \(seed 3, level 0\).*ZeroDivisionError"):
+    with pytest.raises(DomainError, match=r"own.broken \(seed 3, level 0\).*JSONDecodeError"):
         catalogue.tasks(name, [[3, 0]])
     given = catalogue.tasks("toy.copy", [[1, 0]])
-    with pytest.raises(DomainError, match=r"toy.copy/0/1' raised KeyError"):
+    with pytest.raises(DomainError, match=r"toy.copy/0/1' raised KeyError.*\(own.py:13\)"):
         catalogue.oracles(name, given)
 
     supply = Supply(InProcess())
     (key,) = asyncio.run(supply.keys([DomainSpec(name=name)]))
     assert key.domain == "own.broken"
-    with pytest.raises(DomainError, match=r"domain 'own.broken': .*ZeroDivisionError"):
+    with pytest.raises(DomainError) as caught:
+        asyncio.run(supply.problems(key, [3]))
+    told = "raised JSONDecodeError: Expecting value: line 1 column 1 (char 0) (own.py:10)"
+    assert str(caught.value) == f"domain 'own.broken' {told}"
+
+
+def test_a_failing_call_names_its_domain_and_nothing_of_ours(tmp_path: Path) -> None:
+    """`posttrain.domains.catalogue:drawn raised DomainError: …` stood in every such message."""
+    (tmp_path / "set.toml").write_text(
+        'name = "own.set"\n[[tasks]]\nobjective = "Say a."\noracle = { answer = "a" }\n'
+        'checks = [{ kind = "exact", params = { answer = "a" } }]\n'
+    )
+    supply = Supply(InProcess(), heldout_share=1 - 1e-9)
+    (key,) = asyncio.run(supply.keys([DomainSpec(name=f"{tmp_path}/set.toml")]))
+    with pytest.raises(DomainError) as caught:
         asyncio.run(supply.drawn(key, root_seed=0, numbers=[0]))
+    assert caught.value.message == "domain 'own.set': all 1 tasks of the set are held out."
+    assert caught.value.next_step == "write more tasks, or set a smaller domains.heldout_share"
 
 
 def test_what_is_wrong_with_a_file_is_told(tmp_path: Path) -> None:
@@ -116,13 +135,19 @@ def test_what_is_wrong_with_a_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("name = ")
     with pytest.raises(UsageError, match="no file"):
         catalogue.load("nowhere.py:DOMAIN")
-    with pytest.raises(UsageError, match=r"has no 'DOMAIM' \(did you mean 'DOMAIN'"):
-        catalogue.load(f"{tmp_path}/own.py:DOMAIM")
+    with pytest.raises(UsageError, match=r"own.py has no 'broken'; its domains: DOMAIN\."):
+        catalogue.load(f"{tmp_path}/own.py:broken")
+    (tmp_path / "class.py").write_text(BROKEN.replace("DOMAIN = Broken()", ""))
+    with pytest.raises(UsageError, match=r"class.py wants a name, .*; its domains: Broken\."):
+        catalogue.load(f"{tmp_path}/class.py")
+    (tmp_path / "none.py").write_text("HALF = object()")
+    with pytest.raises(UsageError, match="holds no object with name, levels, task, oracle"):
+        catalogue.load(f"{tmp_path}/none.py:X")
     with pytest.raises(UsageError, match="lacks"):
         catalogue.load(f"{tmp_path}/own.py:HALF")
     with pytest.raises(UsageError, match="is no TOML"):
         catalogue.load(f"{tmp_path}/bad.toml")
-    with pytest.raises(DomainError, match=r"bad.py:X' raised ZeroDivisionError"):
+    with pytest.raises(DomainError, match=r"bad.py:X' raised ZeroDivisionError.* \(bad.py:1\)"):
         catalogue.load(f"{tmp_path}/bad.py:X")
     with pytest.raises(UsageError, match="no file"):
         asyncio.run(Supply(InProcess()).keys([DomainSpec(name="nowhere.toml")]))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import tomllib
 
 import pytest
@@ -51,6 +52,18 @@ def test_a_task_set_is_a_domain() -> None:
     turns = domain.oracle(shell).turns
     assert turns[0].tool_calls[0].arguments == {"command": "echo done > state.txt; rm note.txt"}
     assert turns[1].text == "Written."
+
+
+def test_a_task_has_its_oracle_under_any_seed_and_limits() -> None:
+    """Limits that a run had lowered to what its model can take left a task without an oracle."""
+    value = tree()
+    value["tasks"][1]["level"] = 0
+    domain = taskset.read(value, where="office.toml")
+    for seed, wanted in ((86, "42"), (7, "")):
+        task = domain.task(seed, 0)
+        limits = dataclasses.replace(task.limits, max_context_tokens=2048)
+        oracle = domain.oracle(dataclasses.replace(task, limits=limits))
+        assert oracle.turns[0].text == wanted
 
 
 def broken(change) -> str:

@@ -118,7 +118,9 @@ def test_a_verifier_that_raises_is_told_apart_from_a_wrong_one():
     oracle = report.probes[0]
     assert oracle.wrong == ()
     assert oracle.errors == ("raising: RuntimeError: no scorer",)
-    assert not report.admitted
+    (reason,) = report.reasons  # it was told once for each probe
+    assert reason.startswith("oracle, echo, empty, blank, junk, ")
+    assert reason.endswith(": raising: RuntimeError: no scorer")
 
 
 def test_junk_that_happens_to_be_right_is_not_held_against_a_domain():

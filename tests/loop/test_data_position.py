@@ -113,3 +113,18 @@ def test_no_task_asks_for_more_context_than_the_model_has() -> None:
 
     assert most(max_context_tokens=64) == 64
     assert most() == most(max_context_tokens=1 << 40) > 64
+
+
+def test_a_task_set_has_its_oracles_where_the_model_has_less_context(tmp_path: Path) -> None:
+    """Supervised training on a task set ended at once under a model of less than 4096 tokens."""
+    (tmp_path / "own.toml").write_text(
+        'name = "own.set"\n[[tasks]]\nobjective = "Say a."\noracle = { answer = "a" }\n'
+        'checks = [{ kind = "exact", params = { answer = "a" } }]\n'
+    )
+    supply = Supply(InProcess(), heldout_share=1e-9)
+    keys = asyncio.run(supply.keys([DomainSpec(name=str(tmp_path / "own.toml"))]))
+    tasks = SupplyTasks(supply, keys, root_seed=3, max_context_tokens=2048)
+    drawn = Drawn(draw=86, domain="own.set", level=0, seed=86, size=1, phase="sft", place=5)
+    task = asyncio.run(tasks.task(drawn))
+    assert task.limits.max_context_tokens == 2048
+    assert asyncio.run(tasks.oracle(task)).turns[0].text == "a"

@@ -47,6 +47,8 @@ def test_a_command_decides_by_exit_code(find):
 def test_a_checker_that_raises_or_exits_is_its_own_failure(find):
     with pytest.raises(VerifierError, match="ZeroDivisionError in line 1"):
         find(program, source("def check(order): return 1 / 0"))
+    with pytest.raises(VerifierError, match=r"the program defines no check\(order\)"):
+        find(program, source("def chek(order): return 1"))
     with pytest.raises(VerifierError, match="SystemExit"):
         find(program, source("import sys\ndef check(order): sys.exit(0)"))
     with pytest.raises(VerifierError, match="no complete record"):
