@@ -4,7 +4,7 @@
 #   make test     everything that proves it works (format, lint, types, doctests, tests)
 #   make check    the static half of `make test`
 #   make bench    every measurement; rewrites the tables of docs/BENCHMARKS.md
-#   make soak     the long checks that `make test` leaves out
+#   make soak     the long checks that `make test` leaves out (POSTTRAIN_SOAK_LEASES=2000 for fewer)
 #   make setup    only the environment
 #
 # Switches:

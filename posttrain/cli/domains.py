@@ -188,5 +188,5 @@ def _tell(report: Admission, *, as_json: bool) -> None:
                 fg="green" if report.admitted else "red")  # fmt: skip
     constant = f", best constant {report.constant.rate:.2f}" if report.constant else ""
     typer.echo(f"{report.domain}  ({report.tasks} tasks, {report.distinct} distinct{constant})")
-    for reason in report.reasons:
-        typer.echo(f"        {reason}")
+    for line in (*report.reasons, *report.remarks):
+        typer.echo(f"        {line}")

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    target: Annotated[str, typer.Argument(help="A run, or a model (its name or folder).")],
+    target: Annotated[str, typer.Argument(help="A run, a checkpoint, or a model.")],
     preset: Preset = None,
     config: File = None,
     overrides: Overrides = None,
 ) -> None:
-    """Evaluate on held-out tasks: a run's latest checkpoint on its own domains, or a model on
-    the domains of a preset or file.
+    """Evaluate on held-out tasks: a run's latest weights, or one of its checkpoint folders, on its
+    own domains, or a model on the domains of a preset or file.
     """
     if _is_run(target):
         if preset or config or overrides:
@@ -48,12 +48,26 @@ def _is_run(name: str) -> bool:
     return runs.is_run(runs.root() / name) or runs.is_run(Path(name))
 
 
+def _checkpoint(path: Path) -> Path | None:
+    """The checkpoint that a path names, by its folder or by the `model` folder in it."""
+    folder = path.parent if path.name == "model" else path
+    return folder if (folder / "manifest.json").is_file() else None
+
+
 def _of_model(
     model: str, preset: str | None, config: Path | None, overrides: list[str]
 ) -> tuple[Path, Resolved[RunConfig]]:
-    """A folder for the evaluation of a model, which must be there."""
+    """A folder for the evaluation of a model, which must be there. The weights of a checkpoint are
+    evaluated as its run is, unless a preset or file says otherwise.
+    """
     from posttrain.engine import models
 
+    name = f"eval-{Path(model).name}"
+    if checkpoint := _checkpoint(Path(model)):
+        run = checkpoint.resolve().parent.parent
+        model, name = str(checkpoint / "model"), f"eval-{run.name}-{checkpoint.name}"
+        if preset is None and config is None and (run / "config.toml").is_file():
+            config = run / "config.toml"
     try:
         models.resolve(model)
     except PosttrainError as error:
@@ -64,7 +78,6 @@ def _of_model(
             "the evaluation of a model wants domains: --preset or --config.",
             f"posttrain eval {model} --preset demo",
         )
-    name = f"eval-{Path(model).name}"
     own = [f"model.name={model}", "sft.steps=0", "rl.steps=0"]
     return sources.begin(preset, config, [*overrides, *own], name=name)
 

@@ -62,7 +62,7 @@ class Watch:
         self._started_s = clock.now_s()
         self._phase_started_s: dict[str, float] = {}
         self._recent: deque[tuple[int, float]] = deque(maxlen=WINDOW)
-        self.phase = "starting"
+        self.phase = "starting" if self.steps else "evaluating"
         self.step = 0
         self.metrics: dict[str, float] = {}
         self.domains: dict[str, DomainWatch] = {}
@@ -106,8 +106,9 @@ class Watch:
         seconds = sum((data.get("seconds") or {}).values())
         self._recent.append((int(data.get("tokens") or 0), seconds))
         for name, told in (data.get("domains") or {}).items():
-            if told.get("reward") is not None:
-                self._domain(name).rewards.append((told["reward"], int(told.get("n", 1))))
+            watched = self._domain(name)
+            if told.get("reward") is not None and self.phase != "sft":  # else an oracle earned it
+                watched.rewards.append((told["reward"], int(told.get("n", 1))))
         self.message = ""
 
     def _domain(self, name: str) -> DomainWatch:
@@ -117,6 +118,11 @@ class Watch:
     def steps(self) -> int:
         """Steps of all phases together, at most."""
         return sum(self._steps.values())
+
+    @property
+    def place(self) -> str:
+        """The step of all steps; '' where none is to be made."""
+        return f"step {self.step}/{self.steps}" if self.steps else ""
 
     @property
     def elapsed_s(self) -> float:
@@ -159,7 +165,7 @@ class Watch:
 
     def line(self) -> str:
         """The state in one plain line."""
-        parts = [f"{clock_text(self.elapsed_s)} {self.phase} step {self.step}/{self.steps}"]
+        parts = [" ".join(filter(None, (clock_text(self.elapsed_s), self.phase, self.place)))]
         if self.reward is not None:
             parts.append(f"reward {self.reward:.3f}")
         if "loss" in self.metrics:
@@ -244,7 +250,7 @@ class LiveView:
         head.add_row(
             Text(watch.phase.upper(), style="bold"),
             bar,
-            f"step {watch.step}/{watch.steps}",
+            watch.place,
             f"reward [bold]{reward}[/]",
             f"{speed} tokens/s",
             f"{clock_text(watch.elapsed_s)} gone, {left} left",

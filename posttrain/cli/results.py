@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import typer
@@ -13,13 +14,12 @@ from rich.text import Text
 from posttrain.core.errors import PreflightError
 from posttrain.evals import report
 from posttrain.evals.metrics import Score
+from posttrain.evals.report import ReportData
 from posttrain.evals.report_text import p_text, percent
-from posttrain.evals.summary import POINT_NAMES, Change, Direction, Outcomes
+from posttrain.evals.summary import DIRECTION_NAMES, POINT_NAMES, Change, Direction, Outcomes
 
 STYLES = {Direction.IMPROVED: "bold green", Direction.FELL: "bold red"}
 
-
-MARKS = {Direction.IMPROVED: "▲ ", Direction.FELL: "▼ "}
 PLAIN_WIDTH = 110
 """Columns where the output is no terminal."""
 
@@ -31,7 +31,7 @@ def tell(folder: Path) -> None:
         UsageError: the folder holds no run.
         PreflightError: the report cannot be written.
     """
-    show(report.load(folder).outcomes)
+    show(report.load(folder))
     try:
         page = report.write(folder)
     except OSError as error:
@@ -42,21 +42,25 @@ def tell(folder: Path) -> None:
     typer.echo(f"report: {page}")
 
 
-def show(outcomes: Outcomes, console: Console | None = None) -> None:
-    """Print the table and the verdict in one sentence."""
-    console = console or Console()
+def show(data: ReportData, console: Console | None = None) -> None:
+    """Print the table, the verdict in one sentence, and what the run warned of."""
+    console, outcomes = console or Console(), data.outcomes
     if not console.is_terminal:
         console.width = max(console.width, PLAIN_WIDTH)
-    if outcomes.changes:
-        console.print(table(outcomes))
+    if outcomes.changes or data.quarantined:
+        console.print(table(outcomes, data.quarantined))
     if outcomes.rl_gain is not None:
         gain = f"{100 * outcomes.rl_gain:+.1f} points, paired p {p_text(outcomes.rl_gain_p)}"
         console.print(f"RL over what it started from (mean over trained domains): {gain}.")
     console.print(Text(outcomes.sentence, style="bold"), soft_wrap=True)
+    for warning in data.warnings:
+        console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
 
 
-def table(outcomes: Outcomes) -> Table:
-    """One row a domain: each point with its 95 % interval, n, best constant and paired p."""
+def table(outcomes: Outcomes, quarantined: Collection[str] = ()) -> Table:
+    """One row a domain: each point with its 95 % interval, n, best constant and paired p; those in
+    quarantine too, whether they could be evaluated or not.
+    """
     drawn = Table(
         title="Held-out tasks: share passed, 95 % interval", title_justify="left", box=SIMPLE_HEAD
     )
@@ -68,24 +72,28 @@ def table(outcomes: Outcomes) -> Table:
     drawn.add_column("paired p", justify="right", no_wrap=True)
     drawn.add_column("", no_wrap=True)
     for change in outcomes.changes:
-        drawn.add_row(*_cells(change, outcomes.points))
+        drawn.add_row(*_cells(change, outcomes.points, out=change.domain in quarantined))
+    known = {change.domain for change in outcomes.changes}
+    for domain in quarantined:
+        if domain not in known:
+            drawn.add_row(_name(domain, "quarantined"))
     return drawn
 
 
-def _cells(change: Change, points: tuple[str, ...]) -> list[Text | str]:
-    name = Text(change.domain)
-    if change.watch:
-        name.append(" (watched)", style="dim")
-    word = MARKS.get(change.direction, "") + change.direction.replace("_", " ")
-    if change.direction is Direction.UNKNOWN:
-        word = "–"
+def _name(domain: str, *words: str) -> Text:
+    marked = f" ({', '.join(words)})" if words else ""
+    return Text.assemble(domain, (marked, "dim"))
+
+
+def _cells(change: Change, points: tuple[str, ...], *, out: bool) -> list[Text | str]:
+    words = [word for word, holds in (("watched", change.watch), ("quarantined", out)) if holds]
     return [
-        name,
+        _name(change.domain, *words),
         str(change.last.scored),
         *(_score(change.scores.get(point)) for point in points),
         percent(change.constant.rate) if change.constant else "–",
         p_text(change.comparison.p if change.comparison else None),
-        Text(word, style=STYLES.get(change.direction, "")),
+        Text(DIRECTION_NAMES[change.direction], style=STYLES.get(change.direction, "")),
     ]
 
 

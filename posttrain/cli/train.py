@@ -139,11 +139,21 @@ def _conclude(folder: Path, ending: Ending) -> None:
         reason, advised, advice = ending.reason.removeprefix("failed: ").rpartition(" Next: ")
         if not advised:
             reason, advice = advice, "to go on"
-        told = f"the run failed after step {ending.step}: {reason}"
+        told = f"the run failed after {_place(ending)}: {reason}"
         raise RunError(told, f"{advice.rstrip('.')}: {_go_on(folder)}")
     if ending.reason != "done":
-        typer.echo(f"{ending.reason} after step {ending.step}; to go on: {_go_on(folder)}")
+        typer.echo(f"{ending.reason} after {_place(ending)}; to go on: {_go_on(folder)}")
         raise typer.Exit(stopping.INTERRUPTED)
+
+
+def _place(ending: Ending) -> str:
+    """The last step, and what a resume makes again of it and of those before."""
+    again = ending.step - ending.saved_step
+    if not again:
+        return f"step {ending.step}"
+    saved = f"saved at step {ending.saved_step}" if ending.saved_step else "not saved yet"
+    steps = "1 step" if again == 1 else f"{again} steps"
+    return f"step {ending.step} ({saved}: {steps} will be made again)"
 
 
 def _go_on(folder: Path) -> str:

@@ -32,6 +32,8 @@ class Started(LedgerEvent):
     run: str
     config_sha256: str
     resumed: bool = False
+    config: Mapping[str, Json] = field(default_factory=dict)
+    """Every setting, as plain JSON values; {}: of a ledger that does not hold them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

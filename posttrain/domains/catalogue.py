@@ -297,10 +297,11 @@ def contract(reference: Json, pairs: Sequence[tuple[int, int]]) -> list[str]:
 def pool(
     reference: Json, level: int, root_seed: int, count: int, split: str, heldout_share: float
 ) -> list[Json]:
-    """`count` tasks of a split (`train` or `heldout`) with no content twice, in a fixed order.
+    """`count` tasks of a split (`train` or `heldout`) with no content twice, in a fixed order; all
+    there are where the domain has fewer.
 
     Raises:
-        DomainError: the domain raised, or has fewer distinct tasks (the message says how many).
+        DomainError: the domain raised, or has none.
     """
     domain = load(reference)
     found = mixture.distinct(

@@ -174,10 +174,11 @@ def distinct(
     split: Split,
     heldout_share: float = HELDOUT_SHARE,
 ) -> list[Task]:
-    """`count` tasks of a split, no content twice, by a bounded search through hashed seeds.
+    """`count` tasks of a split, no content twice, by a bounded search through hashed seeds; fewer
+    where the question space holds no more.
 
     Raises:
-        DomainError: the question space is too small; the message says how many were found.
+        DomainError: it holds none.
     """
     found: dict[str, Task] = {}
     everything: set[str] = set()
@@ -191,9 +192,11 @@ def distinct(
             if is_heldout(task, heldout_share) == (split is Split.HELDOUT):
                 found[content], idle = task, 0
         if idle > _PATIENCE + count:
-            raise DomainError(
-                f"{key.id}: wanted {count} distinct {split.value} tasks, but {number} seeds gave "
-                f"{len(found)} (and {len(everything)} distinct tasks in all).",
-                f"ask for at most {len(found)}, or choose a level with a larger question space",
-            )
+            break
+    if count and not found:
+        raise DomainError(
+            f"{key.id}: {number} seeds gave no {split.value} task ({len(everything)} distinct "
+            "tasks in all).",
+            "choose a level with a larger question space",
+        )
     return list(found.values())

@@ -72,10 +72,10 @@ class Supply:
     async def pool(
         self, key: Key, *, root_seed: int, count: int, split: Split = Split.HELDOUT
     ) -> tuple[Task, ...]:
-        """Distinct tasks of a split, in a fixed order.
+        """`count` distinct tasks of a split, in a fixed order; all there are where it has fewer.
 
         Raises:
-            DomainError: the domain raised, hung, died, or has fewer.
+            DomainError: the domain raised, hung, died, or has none.
         """
         share = self._heldout_share
         arguments = (key.reference, key.level, root_seed, count, split.value, share)

@@ -8,6 +8,7 @@ deserves nothing earns exactly 0, and its tasks are the same in two processes.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,9 +20,9 @@ from posttrain.core.ports import AttemptRequest, Clock, Verifier
 from posttrain.core.task import Oracle, OracleTurn, Task
 from posttrain.core.trajectory import AttemptKey, Sampling, Trajectory
 from posttrain.core.verdict import Outcome
-from posttrain.domains.mixture import Key
+from posttrain.domains.mixture import Key, Split, shared_content
 from posttrain.domains.supply import Supply
-from posttrain.evals.metrics import PASS_REWARD, Constant
+from posttrain.evals.metrics import PASS_REWARD, SANDBOX_TASKS, TASKS, Constant
 from posttrain.evals.suite import spoken
 from posttrain.rollout.group import Groups
 from posttrain.rollout.oracle import Executors, OracleExecutor
@@ -29,6 +30,8 @@ from posttrain.rollout.render import Renderer
 from posttrain.verify import answers
 
 ORACLE = "oracle"
+FIRST_LOOK = 64
+"""Tasks of a domain among which a small question space shows by a repeated content."""
 MAX_TOLD = 5
 """Cases that a report names of each kind of failure."""
 JUNK: Mapping[str, str] = {
@@ -83,6 +86,8 @@ class Admission:
     """Mean time to make a task with its reference solution, seconds."""
     judge_s: float = 0.0
     """Mean time to play and judge an oracle, seconds."""
+    remarks: tuple[str, ...] = ()
+    """What its results will suffer from, though it is sound."""
     error: str = ""
     """Why the domain could not be examined at all."""
 
@@ -149,6 +154,7 @@ class Examiner:
             probes=tuple(probes),
             problems=await self._problems(keys, tasks, oracles, seed, numbers),
             constant=_constant(tasks, oracles),
+            remarks=await self._shortage(keys, seed, sandboxed=tasks[0].environment is not None),
             make_s=(made_s - started_s) / max(1, len(tasks)),
             judge_s=(judged_s - made_s) / max(1, len(tasks)),
         )
@@ -218,6 +224,42 @@ class Examiner:
             if codec.to_json(one[0]) != codec.to_json(other[0]) or one[1] != other[1]:
                 found.append(f"{one[0].id} differs between two processes")
         return tuple(dict.fromkeys(found))[:MAX_TOLD]
+
+    async def _shortage(
+        self, keys: Sequence[Key], seed: int, *, sandboxed: bool
+    ) -> tuple[str, ...]:
+        """Whether there are fewer held-out tasks than an evaluation takes. They are counted only
+        where a first look meets a content twice: counting takes long where there are many.
+        """
+        numbers = range(-(-FIRST_LOOK // len(keys)))
+        looked = [
+            shared_content(task)
+            for key in keys
+            for task in await self._supply.drawn(key, root_seed=seed, numbers=numbers)
+        ]
+        if len(set(looked)) == len(looked):
+            return ()
+        wanted = SANDBOX_TASKS if sandboxed else TASKS
+        heldout = await self._distinct(keys, Split.HELDOUT, wanted, seed)
+        if heldout >= wanted:
+            return ()
+        training = await self._distinct(keys, Split.TRAIN, wanted, seed)
+        least = "at least " if training >= wanted else ""
+        return (
+            f"{heldout} distinct held-out and {least}{training} training tasks; an evaluation takes"
+            f" {wanted} held-out ones unless told otherwise, and few show only large gains",
+        )
+
+    async def _distinct(self, keys: Sequence[Key], split: Split, most: int, seed: int) -> int:
+        """Distinct tasks of a split over all keys; `most` or more are not told apart."""
+        found: set[str] = set()
+        for key in keys:
+            with contextlib.suppress(DomainError):  # it has none at this level
+                pool = await self._supply.pool(key, root_seed=seed, count=most, split=split)
+                found |= {shared_content(task) for task in pool}
+            if len(found) >= most:
+                break
+        return len(found)
 
 
 def _equal(gold: str, text: str) -> bool:

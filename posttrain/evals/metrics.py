@@ -8,7 +8,7 @@ rate, never in it, as if it had been wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from posttrain.core.errors import UsageError
@@ -17,6 +17,8 @@ from posttrain.core.trajectory import Sampling, Trajectory
 from posttrain.core.verdict import Outcome, StopReason
 from posttrain.observe.statistics import Interval, mcnemar_exact, paired_permutation, wilson
 
+TASKS, SANDBOX_TASKS = 128, 48
+"""Held-out tasks of a domain, by default; of one whose tasks run in a sandbox."""
 PASS_REWARD = 1.0 - 1e-6
 """A reward of at least this passes."""
 
@@ -115,13 +117,16 @@ def _score(evaluation: Evaluation, domain: str) -> Score:
     )
 
 
-def note_data(evaluation: Evaluation, point: str) -> dict[str, Json]:
+def note_data(
+    evaluation: Evaluation, point: str, *, watch: Collection[str] = ()
+) -> dict[str, Json]:
     """The journal's `eval` note of an evaluation at a point of a run (`base`, `sft`, `rl`);
-    `passed` of a lost attempt is null.
+    `passed` of a lost attempt is null. `watch`: domains that are not to be trained on.
     """
     domains: dict[str, Json] = {}
     for name, score in scores(evaluation).items():
         domains[name] = {
+            "watch": name in watch,
             "n": score.scored,
             "passed": score.passed,
             "lost": score.lost,

@@ -7,9 +7,9 @@ task or a tool wrote is shown literally, never as markup (templates escape all t
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import os
+import re
 import tempfile
 import time
 import tomllib
@@ -56,7 +56,7 @@ class Account:
     entered: int = 0
     trained: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Number by reason."""
+    """Number by cause (`_cause`)."""
     outcomes: Mapping[str, int] = field(default_factory=dict)
     stops: Mapping[str, int] = field(default_factory=dict)
     drawn: frozenset[str] = frozenset()
@@ -85,6 +85,9 @@ class ReportData:
     cost: Cost = field(default_factory=lambda: Cost(time=TimeSplit()))
     environment: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    """Each once, in order."""
+    quarantined: tuple[str, ...] = ()
+    """Domains; the evidence is among the warnings."""
 
 
 def write(folder: Path) -> Path:
@@ -128,7 +131,7 @@ def load(folder: Path) -> ReportData:
     config_text = config_file.read_text(encoding="utf-8") if config_file.exists() else ""
     config = tomllib.loads(config_text)
     account = account_of(read_events(ledger)) if ledger.exists() else Account()
-    watched = _watched(notes.get("eval", ()), config, account)
+    watched = _watched(notes.get("eval", ()), account)
     steps = summary.steps_of(notes.get("step", ()))
     outcomes = summary.outcomes_of(notes.get("eval", ()), watch=watched)
     return ReportData(
@@ -141,7 +144,8 @@ def load(folder: Path) -> ReportData:
         account=account,
         cost=_cost(steps, config.get("run", {}).get("price_per_hour")),
         environment=_environment(notes.get("environment", ())),
-        warnings=tuple(str(note.data.get("message", "")) for note in notes.get("warning", ())),
+        warnings=_told(notes.get("warning", ()), "message"),
+        quarantined=_told(notes.get("quarantine", ()), "domain"),
     )
 
 
@@ -151,15 +155,17 @@ def account_of(ledger: Iterable[events.LedgerEvent]) -> Account:
     outcomes: dict[str, str] = {}
     stops: dict[str, str] = {}
     trained_at: dict[str, int] = {}
-    drawn: set[str] = set()
+    drawn: dict[int, str] = {}
+    domains: dict[str, str] = {}
     resumed, ended = 0, ""
     for event in ledger:
         match event:
             case events.Started():
                 resumed, ended = resumed + event.resumed, ""
             case events.Drawn():
-                drawn.add(event.domain)
+                drawn[event.draw] = event.domain
             case events.Entered():
+                domains[event.key] = drawn.get(event.draw, "")
                 state.setdefault(event.key, "pending")
             case events.Finished():
                 outcomes[event.key], stops[event.key] = event.outcome, event.stop
@@ -167,7 +173,8 @@ def account_of(ledger: Iterable[events.LedgerEvent]) -> Account:
                 state.update(dict.fromkeys(event.keys, "trained"))
                 trained_at.update(dict.fromkeys(event.keys, event.version))
             case events.Dropped():
-                state.update(dict.fromkeys(event.keys, f"dropped: {event.reason}"))
+                for key in event.keys:
+                    state[key] = f"dropped: {_cause(event.reason, domains.get(key, ''))}"
             case events.Rewound():
                 undone = [key for key, version in trained_at.items() if version > event.version]
                 state.update(dict.fromkeys(undone, "pending"))
@@ -186,33 +193,34 @@ def account_of(ledger: Iterable[events.LedgerEvent]) -> Account:
         },
         outcomes=dict(Counter(outcomes.values()).most_common()),
         stops=dict(Counter(stops.values()).most_common()),
-        drawn=frozenset(drawn),
+        drawn=frozenset(drawn.values()),
         resumed=resumed,
         ended=ended,
     )
 
 
-def _watched(
-    evaluations: Iterable[Note], config: Mapping[str, Any], account: Account
-) -> frozenset[str]:
-    """Evaluated domains that were named for watching, and others that were neither named for
-    training nor ever drawn. A domain of a file is named by its path, which says nothing here.
+def _cause(reason: str, domain: str) -> str:
+    """Why an attempt was dropped, without what is its own: kind, domain and exception.
+
+    >>> _cause("domain_error: domain 'own.sums' raised KeyError: 'x7'", "own.sums")
+    'domain error: own.sums, KeyError'
+    >>> _cause("phase_over", "own.sums")
+    'phase over'
     """
-
-    def named(section: str) -> list[str]:
-        return [str(each["name"]) for each in config.get("domains", {}).get(section, ())]
-
-    def among(name: str, patterns: Iterable[str]) -> bool:
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-    train, watch = named("train"), named("watch")
-    from_files = any(Path(pattern).suffix in (".py", ".toml", ".json") for pattern in train)
-    evaluated = {name for note in evaluations for name in note.data["domains"]}
-    return frozenset(
-        name
-        for name in evaluated - account.drawn
-        if among(name, watch) or not (from_files or among(name, train))
+    kind, _, message = reason.partition(": ")
+    kind = kind.replace("_", " ")
+    if not message:
+        return kind
+    found = re.search(r"raised (\w+)", message) or re.search(
+        r"\b(\w+(?:Error|Exception))\b", message
     )
+    return f"{kind}: {domain}" + (f", {found[1]}" if found else "")
+
+
+def _watched(evaluations: Iterable[Note], account: Account) -> frozenset[str]:
+    """Evaluated domains that were named for watching, and that no task was ever drawn from."""
+    told = [pair for note in evaluations for pair in note.data["domains"].items()]
+    return frozenset(name for name, each in told if each.get("watch")) - account.drawn
 
 
 # --- trajectories -----------------------------------------------------------------------------
@@ -297,6 +305,7 @@ def render(data: ReportData) -> str:
     return environment.get_template("report.html.j2").render(
         data=data,
         names=summary.POINT_NAMES,
+        directions=summary.DIRECTION_NAMES,
         overall=_overall(data.steps),
         by_domain=_by_domain(data.steps),
         made=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
@@ -355,6 +364,10 @@ def _cost(steps: Sequence[Step], price_per_hour: float | None) -> Cost:
     split = TimeSplit(**{f"{use}_s": seconds for use, seconds in totals.items()})
     tokens = sum(step.tokens for step in steps if step.sampled)
     return Cost(time=split, sampled_tokens=tokens, price_per_hour=price_per_hour)
+
+
+def _told(notes: Iterable[Note], name: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(str(note.data.get(name, "")) for note in notes))
 
 
 def _environment(notes: Sequence[Note]) -> dict[str, str]:

@@ -61,10 +61,11 @@ async def build(
     keys: Sequence[Key], *, per_domain: int, supply: Supply, root_seed: int = 0
 ) -> Suite:
     """The suite of the keys: `per_domain` held-out tasks of each domain, spread evenly over its
-    levels, no content twice in a domain. `root_seed` is no run's seed: runs share suites.
+    levels, no content twice in a domain; all there are where a domain has fewer. `root_seed` is no
+    run's seed: runs share suites.
 
     Raises:
-        DomainError: a domain raised, hung, or has fewer held-out tasks.
+        DomainError: a domain raised, hung, or has no held-out task.
     """
     tasks: list[Task] = []
     golds: list[str] = []
@@ -89,7 +90,7 @@ async def _take(
     while True:
         pool = await supply.pool(key, root_seed=root_seed, count=count)
         fresh = [task for task in pool if shared_content(task) not in seen]
-        if len(fresh) >= wanted:
+        if len(fresh) >= wanted or len(pool) < count:
             return fresh[:wanted]
         count += wanted - len(fresh)
 

@@ -68,6 +68,16 @@ class Direction(StrEnum):
     """There is nothing to compare."""
 
 
+DIRECTION_NAMES: Mapping[Direction, str] = {
+    Direction.IMPROVED: "▲ improved",
+    Direction.BELOW_CONSTANT: "below constant",
+    Direction.FELL: "▼ fell",
+    Direction.UNCHANGED: "no clear change",
+    Direction.UNKNOWN: "–",
+}
+"""As people read them, in the terminal and in the report."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """One domain over the whole run."""
@@ -145,6 +155,10 @@ class Outcomes:
             return "This run has not been evaluated yet."
         if len(self.points) < 2:
             return "This run was evaluated once; there is nothing to compare yet."
+        if not self.trained:
+            return (
+                "None of the trained domains was evaluated: whether training helped is not known."
+            )
         improved, fell = len(self.improved), len(self.fallen)
         return (
             f"{improved or 'None'} of {_domains(len(self.trained), 'trained ')} improved "

@@ -63,6 +63,8 @@ class Ending:
     reason: str
     """`done`, `interrupted` or `failed: …`."""
     step: int
+    saved_step: int
+    """Where a resume goes on; 0: nothing was saved."""
     account: AccountStats
 
     @property
@@ -129,8 +131,14 @@ class Driver:
             raise
         finally:
             await asyncio.shield(self._close(reason or "failed: the run was cancelled"))
-        account = self._book.past.account
-        return Ending(reason=reason, step=account.step, account=account.stats())
+        past = self._book.past
+        saved_step = past.saved[-1].step if past.saved else 0
+        return Ending(
+            reason=reason,
+            step=past.account.step,
+            saved_step=saved_step,
+            account=past.account.stats(),
+        )
 
     # --- events and instructions --------------------------------------------------------------
 

@@ -6,6 +6,7 @@ pinned copy of one version, so nothing that trains beside it can change a result
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -46,8 +47,9 @@ class HeldOut:
 
     def __init__(
         self,
-        keys: Sequence[Key],
+        train: Sequence[Key],
         *,
+        watch: Sequence[Key],
         count: Callable[[str], int],
         supply: Supply,
         evaluator: Evaluator,
@@ -56,7 +58,8 @@ class HeldOut:
         weights: Weights,
         records: Records,
     ) -> None:
-        self._keys = tuple(keys)
+        self._keys = (*train, *watch)
+        self._watch = frozenset(key.domain for key in watch)
         self._count = count
         self._supply = supply
         self._evaluator = evaluator
@@ -75,9 +78,12 @@ class HeldOut:
         self._ended = 0
         evaluator = self._evaluator if version else self._remembering
         evaluation = await evaluator.evaluate(
-            self._suite, weights=self._weights.name(version), slot=SLOT, on_finished=self._ended_one
+            self._suite,
+            weights=self._weights.name(version),
+            slot=SLOT,
+            on_finished=functools.partial(self._ended_one, self._suite),
         )
-        self._note("eval", metrics.note_data(evaluation, point))
+        self._note("eval", metrics.note_data(evaluation, point, watch=self._watch))
         return evaluation
 
     async def _build(self) -> Suite:
@@ -92,6 +98,12 @@ class HeldOut:
             except DomainError as error:
                 self._note("warning", {"message": f"Not evaluated: {error}"})
                 continue
+            if len(one.tasks) < self._count(domain):
+                told = (
+                    f"{domain} is evaluated on {len(one.tasks)} held-out tasks instead of "
+                    f"{self._count(domain)}: it has no more."
+                )
+                self._note("warning", {"message": told})
             built.append(one)
         return Suite(
             tasks=tuple(task for one in built for task in one.tasks),
@@ -102,10 +114,10 @@ class HeldOut:
         self._records.journal.write(Note(kind=kind, data=data))
         self._records.recorder.record(kind, data)
 
-    def _ended_one(self, trajectory: Trajectory) -> None:
+    def _ended_one(self, suite: Suite, trajectory: Trajectory) -> None:
         """Keep an evaluated attempt for the report, without its tokens."""
         data = codec.to_json(replace(trajectory, rows=()))
         self._records.journal.write(Note(kind="trajectory", key=trajectory.key.hex, data=data))
         self._ended += 1
-        told = {"message": f"evaluated {self._ended} held-out tasks"}
-        self._records.recorder.record("heartbeat", told)
+        told = f"evaluated {self._ended} of {len(suite.tasks)} held-out tasks"
+        self._records.recorder.record("heartbeat", {"message": told})

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from posttrain.core import events
+from posttrain.core.task import Json
 from posttrain.core.trajectory import AttemptKey
 from posttrain.core.verdict import Outcome
 from posttrain.loop.health import Health
@@ -26,7 +27,7 @@ class Past:
     """The state that a run's ledger amounts to."""
 
     run: str = ""
-    config_sha256: str = ""
+    config: Mapping[str, Json] = field(default_factory=dict)
     account: Account = field(default_factory=Account)
     lineage: Lineage = field(default_factory=Lineage)
     draws: dict[int, events.Drawn] = field(default_factory=dict)
@@ -35,6 +36,7 @@ class Past:
     saved: list[events.Saved] = field(default_factory=list)
     """Checkpoints of the surviving lineage, oldest first."""
     evaluated: list[events.Evaluated] = field(default_factory=list)
+    """Those of the ends of phases: none that its phase was trained on after."""
     quarantined: dict[str, str] = field(default_factory=dict)
     """Domain → evidence."""
     starts: int = 0
@@ -49,12 +51,14 @@ class Past:
         self.account.apply(event)
         match event:
             case events.Started():
-                self.run, self.config_sha256 = event.run, event.config_sha256
+                self.run, self.config = event.run, event.config
                 self.starts += 1
             case events.Drawn():
                 self.draws[event.draw] = event
                 sets = self.places.setdefault((event.domain, event.level), {})
                 sets[event.set_key] = event.place + 1
+            case events.Trained():
+                self._train(event)
             case events.Published():
                 self.lineage.publish(event.version, parent=event.parent)
             case events.Saved():
@@ -90,6 +94,12 @@ class Past:
         """Where each attempt of a draw stands; None: it never entered."""
         attempts = {key: self.account.attempt(key.hex) for key in self._keys(self.draws[draw])}
         return {key: a.status if a is not None else None for key, a in attempts.items()}
+
+    def _train(self, event: events.Trained) -> None:
+        """A phase that goes on after its evaluation will end at other weights."""
+        attempts = filter(None, map(self.account.attempt, event.keys))
+        phases = {self.draws[attempt.draw].phase for attempt in attempts}
+        self.evaluated = [one for one in self.evaluated if one.point not in phases]
 
     def _keys(self, draw: events.Drawn) -> list[AttemptKey]:
         return [AttemptKey(run=self.run, draw=draw.draw, member=m) for m in range(draw.size)]

@@ -6,8 +6,13 @@ run goes on with are those of the checkpoint that its `rewound` event names.
 
 from __future__ import annotations
 
-from posttrain.core import events
+import hashlib
+import json
+from collections.abc import Mapping
+
+from posttrain.core import events, toml
 from posttrain.core.errors import CheckpointError
+from posttrain.core.task import Json
 from posttrain.loop.book import Book
 from posttrain.loop.driver import Driver
 from posttrain.loop.moves import LoopPlan
@@ -15,8 +20,10 @@ from posttrain.loop.parts import Parts
 from posttrain.loop.past import Past
 
 
-async def prepare(parts: Parts, plan: LoopPlan, past: Past, *, config_sha256: str) -> Driver:
-    """A driver for the run whose past this is (an empty one: a new run).
+async def prepare(
+    parts: Parts, plan: LoopPlan, past: Past, *, config: Mapping[str, Json]
+) -> Driver:
+    """A driver for the run whose past this is (an empty one: a new run). `config`: every setting.
 
     A resumed run goes back to the newest checkpoint of its surviving weights that reads back
     whole. Where a newer one does not, that is said aloud; where none does, nothing is begun.
@@ -26,16 +33,29 @@ async def prepare(parts: Parts, plan: LoopPlan, past: Past, *, config_sha256: st
         LedgerError: the ledger cannot be written.
     """
     book = Book(parts.records, past)
-    resumed, before = past.starts > 0, past.config_sha256
-    book.write(events.Started(run=parts.run, config_sha256=config_sha256, resumed=resumed))
+    resumed, before = past.starts > 0, past.config
+    sha256 = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+    book.write(events.Started(run=parts.run, config_sha256=sha256, resumed=resumed, config=config))
     if not resumed:
         book.sync()
         return Driver(parts, plan, past)
-    if before != config_sha256:
-        book.warn("The configuration differs from the one this run was last started with.")
+    if before and (changed := differing(before, config)):
+        named = ", ".join(changed)
+        book.warn(f"The configuration differs from the one of the run's last start in {named}.")
     rl_active_s = await _rewind(parts, book)
     book.sync()
     return Driver(parts, plan, past, rl_active_s=rl_active_s)
+
+
+def differing(one: Mapping[str, Json], other: Mapping[str, Json]) -> list[str]:
+    """The settings in which two configurations differ.
+
+    >>> differing({"rl": {"steps": 40, "tries": 3}}, {"rl": {"steps": 44, "tries": 3}})
+    ['rl.steps']
+    """
+    before, after = dict(toml.leaves(one)), dict(toml.leaves(other))
+    paths = dict.fromkeys([*before, *after])
+    return [toml.dotted(path) for path in paths if before.get(path) != after.get(path)]
 
 
 async def _rewind(parts: Parts, book: Book) -> float:

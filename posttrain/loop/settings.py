@@ -14,6 +14,7 @@ from posttrain.core.config import Settings
 from posttrain.domains.catalogue import DomainSpec
 from posttrain.domains.mixture import HELDOUT_SHARE
 from posttrain.engine.settings import EngineSettings
+from posttrain.evals.metrics import SANDBOX_TASKS, TASKS
 from posttrain.train.settings import TrainSettings
 
 
@@ -98,9 +99,9 @@ class RlSettings(Settings):
 class EvalSettings(Settings):
     """Held-out evaluation."""
 
-    tasks: int = Field(default=128, ge=1)
-    """Held-out tasks of a domain."""
-    sandbox_tasks: int = Field(default=48, ge=1)
+    tasks: int = Field(default=TASKS, ge=1)
+    """Held-out tasks of a domain; all there are where it has fewer."""
+    sandbox_tasks: int = Field(default=SANDBOX_TASKS, ge=1)
     """Held-out tasks of a domain whose tasks run in a sandbox."""
     at: tuple[Literal["base", "sft", "rl"], ...] = ("base", "sft", "rl")
     """Points of the run at which the suite is run."""

@@ -272,8 +272,10 @@ class Loop:
 
     def _step_done(self, event: StepDone) -> list[Instruction]:
         self._expect(event, Stage.TRAINING)
+        assert self._active is not None, "a step belongs to a phase"
         self._shelf.training = ()
         self._step += 1
+        self._evaluated.discard(self._active.phase)  # it was of weights before the phase's end
         if not event.changed:
             return self._after_step()
         version, parent = self._lineage.next_version, self._lineage.current

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -144,7 +143,7 @@ class Run:
             self._parts(),
             plan_of(config),
             self._past,
-            config_sha256=hashlib.sha256(config.model_dump_json().encode()).hexdigest(),
+            config=config.model_dump(mode="json"),
         )
         return await self._driver.run()
 
@@ -267,7 +266,8 @@ def _heldout(
     )
     few = dict.fromkeys(world.sandboxed, config.evals.sandbox_tasks)
     return HeldOut(
-        [*world.train_keys, *world.watch_keys],
+        world.train_keys,
+        watch=world.watch_keys,
         count=lambda domain: few.get(domain, config.evals.tasks),
         supply=world.supply,
         evaluator=evaluator(),

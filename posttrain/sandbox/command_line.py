@@ -105,6 +105,10 @@ class CommandLine:
     private: bool = True
     """Whether a container has a user namespace, so that its processes are counted apart."""
     freezes: bool = False
+    folder: str = ""
+    """Where the program is started: podman's monitors leave a file there of a container that ran
+    out of memory.
+    """
 
     @property
     def is_gvisor(self) -> bool:
@@ -130,7 +134,8 @@ class CommandLine:
             options.append(f"--runtime={self.runtime}")
         if self.podman and self.is_gvisor:
             options.append("--runtime-flag=network=none")
-        return [self.program, *options, *arguments]
+        there = ["/usr/bin/env", f"--chdir={self.folder}"] if self.folder else []
+        return [*there, self.program, *options, *arguments]
 
     def run(self, container: Container) -> list[str]:
         """Start a container that ends with the caller's end of its standard input."""
@@ -324,6 +329,7 @@ async def _furnished(line: CommandLine, folder: Path) -> CommandLine:
     kilobytes stays in docker's store.
     """
     root, profile, text = folder / "root", "", seccomp.profile(platform.machine())
+    line = replace(line, folder=str(folder))
     rootfs.build(str(root), line.uid, points=_POINTS)
     os.chmod(f"{root}{vault.DISK}", 0o777)  # A volume takes this from what it is mounted on.
     if text is not None:

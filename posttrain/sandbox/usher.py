@@ -159,7 +159,12 @@ def _maker(seccomp: bytes | None) -> socket.socket:
 
 
 def _make(orders: socket.socket, seccomp: bytes | None) -> None:
-    """Fork an usher for each order, until the holder hangs up or none can be forked."""
+    """Fork an usher for each order, until the holder hangs up or none can be forked. What is the
+    same for all is done here, once.
+    """
+    os.putenv("PATH", spec.PATH)
+    kernel.forget_arguments()
+    least_bytes = _size_bytes() + _SPARE_BYTES
     while True:
         text, files, _, _ = socket.recv_fds(orders, _LONGEST_ORDER, 2)
         if not text:
@@ -168,19 +173,16 @@ def _make(orders: socket.socket, seccomp: bytes | None) -> None:
         line, init = files
         pid = os.fork()
         if pid == 0:
-            _serve(Doors(init=init, groups=groups, door=door), line, seccomp)
+            _serve(Doors(init=init, groups=groups, door=door), line, seccomp, least_bytes)
         for number in files:
             os.close(number)
         orders.send(_STATUS.pack(pid))
 
 
-def _serve(doors: Doors, line: int, seccomp: bytes | None) -> NoReturn:
+def _serve(doors: Doors, line: int, seccomp: bytes | None, least_bytes: int) -> NoReturn:
     try:
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.putenv("PATH", spec.PATH)
-        kernel.forget_arguments()
-        least_bytes = _size_bytes() + _SPARE_BYTES
         groups = [os.open(file, os.O_WRONLY) for file in doors.groups]
         _keep((line, doors.init, os.open("/proc/sys/user", os.O_PATH), *groups))
         _enter()

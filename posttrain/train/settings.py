@@ -14,7 +14,7 @@ from posttrain.core.config import Settings
 
 
 class OptimizerSettings(Settings):
-    """AdamW and its learning rate for one phase (supervised or reinforcement)."""
+    """AdamW and its learning rate for one phase."""
 
     learning_rate: float = Field(default=1.2e-5, gt=0)
     """Peak learning rate."""
@@ -29,6 +29,15 @@ class OptimizerSettings(Settings):
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.99, ge=0, lt=1)
     clip_norm: float = Field(default=10.0, gt=0)
+    """Gradients with a larger norm are scaled down to it."""
+
+
+class SupervisedSettings(OptimizerSettings):
+    """The same for the supervised phase, whose gradients are large at first."""
+
+    learning_rate: float = Field(default=2e-5, gt=0)
+    """Peak learning rate."""
+    clip_norm: float = Field(default=1.0, gt=0)
     """Gradients with a larger norm are scaled down to it."""
 
 
@@ -54,7 +63,7 @@ class TrainSettings(Settings):
     micro_batch_tokens: int = Field(default=1024, ge=1)
     """Input tokens of one forward and backward pass: memory, and how long other work waits."""
     rl: OptimizerSettings = OptimizerSettings()
-    sft: OptimizerSettings = OptimizerSettings(learning_rate=2e-5, clip_norm=1.0)
+    sft: SupervisedSettings = SupervisedSettings()
 
 
 def learning_rate_at(step: int, settings: OptimizerSettings) -> float:

@@ -15,12 +15,15 @@ import pytest
 
 import posttrain as package
 from posttrain.cli import config as config_command
-from posttrain.cli import doctor, domains, main, models, results, runs, sources, train
+from posttrain.cli import doctor, domains, evaluate, main, models, results, runs, sources, train
 from posttrain.cli.doctor import Finding, Status
 from posttrain.core.containment import Bound, Capabilities, Reach, Snapshots
 from posttrain.core.errors import ConfigError, LedgerError, PreflightError, RunError
+from posttrain.core.events import Note
 from posttrain.core.task import Isolation
+from posttrain.engine.model import random_model
 from posttrain.loop.driver import Ending
+from posttrain.observe.journal import FileJournal
 from posttrain.observe.ledger import FileLedger
 from posttrain.sandbox import drivers
 from posttrain.sandbox.machine import Abilities
@@ -193,6 +196,43 @@ def test_report_rebuilds_the_page_and_prints_the_table(
         assert part in told
     assert told.strip().endswith("runs/first/report/index.html")
     assert (tmp_path / "runs" / "first" / "report" / "index.html").stat().st_size > 10_000
+
+
+def test_warnings_and_quarantined_domains_stand_beside_the_table(
+    posttrain: Callable[..., Said], tmp_path: Path
+) -> None:
+    """Warnings were told once while it ran, and a quarantined domain was not in the table."""
+    journal = FileJournal(write_run(tmp_path / "runs" / "first") / "journal")
+    for domain in ("own.sums", "rg.lcm"):
+        journal.write(Note(kind="quarantine", data={"domain": domain, "evidence": "KeyError"}))
+        message = f"Domain {domain} is quarantined: KeyError"
+        journal.write(Note(kind="warning", data={"message": message}))
+    journal.close()
+    code, told, _ = posttrain("report", "first")
+    assert code == 0
+    for part in ("own.sums (quarantined)", "rg.lcm (watched, quarantined)", "no clear change"):
+        assert part in told
+    assert "warning: Domain own.sums is quarantined: KeyError" in told.split("domains improved")[1]
+
+
+def test_a_checkpoint_is_evaluated_as_its_run_is_and_named_after_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`eval` refused the folder that a run's checkpoints are."""
+    monkeypatch.setenv("POSTTRAIN_RUNS", str(tmp_path))
+    run, _ = sources.begin("smoke", None, ["evals.tasks=3"], name="first")
+    folder = run / "checkpoints" / "step-000004"
+    random_model(folder / "model")
+    (folder / "manifest.json").write_text("{}")
+    for number, target in enumerate((folder, folder / "model")):
+        made, resolved = evaluate._of_model(str(target), None, None, [])
+        assert made.name == f"eval-first-step-000004{'-2' * number}"
+        chosen = resolved.value
+        assert (chosen.model.name, chosen.evals.tasks) == (str(folder / "model"), 3)
+        assert [spec.name for spec in chosen.domains.train] == ["toy.digit"]
+        assert (chosen.sft.steps, chosen.rl.steps) == (0, 0)
+    _, resolved = evaluate._of_model(str(folder), "demo", None, [])
+    assert resolved.value.evals.tasks == 128
 
 
 def test_domains_ls_lists_and_filters(posttrain: Callable[..., Said]) -> None:
@@ -426,11 +466,12 @@ def test_a_run_that_a_full_disk_ended_says_so_though_no_report_fits_either(
     write_run(tmp_path / "mine")
     monkeypatch.setattr(report, "write", full)
     reason = "failed: Cannot write the ledger: No space left. Next: free space, then go on."
-    ending = Ending(reason=reason, step=3, account=Account().stats())
+    ending = Ending(reason=reason, step=3, saved_step=2, account=Account().stats())
     with pytest.raises(RunError) as caught:
         train._conclude(tmp_path / "mine", ending)
     assert caught.value.message == (
-        "the run failed after step 3: Cannot write the ledger: No space left."
+        "the run failed after step 3 (saved at step 2: 1 step will be made again): Cannot write "
+        "the ledger: No space left."
     )
     assert caught.value.next_step == "free space, then go on: posttrain train --resume mine"
     assert "mine cannot be written: No space left on device." in capsys.readouterr().err

@@ -107,7 +107,10 @@ def test_interrupted_at_every_kind_of_moment_it_goes_on_to_the_same_end(
     code, said, display = train(*go_on, pressing=collecting_after(4), times=2)
     assert (code, steps(display)) == (130, [3, 4])
     assert "report: " in said
-    assert "to go on: posttrain train --resume cut" in said
+    assert (
+        "interrupted after step 4 (saved at step 2: 2 steps will be made again); to go on: "
+        "posttrain train --resume cut" in said
+    )
     assert not (tmp_path / "cut/checkpoints/step-000004").exists()  # at once: nothing is saved
 
     code, said, display = train(*go_on, pressing=evaluating("rl"))

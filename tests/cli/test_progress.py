@@ -74,6 +74,21 @@ def test_before_the_first_step_nothing_is_claimed() -> None:
     assert shown.line() == "0:00 starting step 0/12"
 
 
+def test_rewards_of_oracles_are_not_told_as_the_policys() -> None:
+    shown = watch(ManualClock())
+    shown.take("step", step(1, phase="sft", gcd=1.0))
+    assert shown.line() == "0:00 sft step 1/12 · loss 0.5 · 100 tokens/s · 0:04 left"
+    assert list(shown.domains) == ["gcd"]
+    shown.take("step", step(3, gcd=0.25))
+    assert shown.reward == 0.25
+
+
+def test_an_evaluation_alone_counts_no_steps() -> None:
+    shown = Watch(ManualClock(), steps={}, minutes=None)
+    shown.take("heartbeat", {"message": "evaluated 1 of 96 held-out tasks"})
+    assert shown.line() == "0:00 evaluating · evaluated 1 of 96 held-out tasks"
+
+
 def test_plain_lines_tell_events_at_once_and_heartbeats_now_and_then() -> None:
     clock, out = ManualClock(), io.StringIO()
     beat = Heartbeat(watch(clock), clock, out)

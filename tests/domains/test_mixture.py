@@ -111,7 +111,7 @@ def test_about_the_asked_share_is_held_out() -> None:
     assert abs(sum(held) / 2000 - 0.2) < 0.03
 
 
-def test_a_small_question_space_is_searched_whole_then_told() -> None:
+def test_a_small_question_space_is_searched_whole_and_gives_what_there_is() -> None:
     make = small(30)
     held = sum(mixture.is_heldout(make(seed), 0.3) for seed in range(30))
     key = Key(domain="own.small", level=0, reference="own.small")
@@ -119,9 +119,13 @@ def test_a_small_question_space_is_searched_whole_then_told() -> None:
         make, key=key, root_seed=0, count=held, split=Split.HELDOUT, heldout_share=0.3
     )
     assert len({task.content_key for task in found}) == held
-    with pytest.raises(DomainError, match=rf"gave {held} \(and 30 distinct tasks in all\)"):
+    more = mixture.distinct(
+        make, key=key, root_seed=0, count=held + 1, split=Split.HELDOUT, heldout_share=0.3
+    )
+    assert more == found
+    with pytest.raises(DomainError, match=r"gave no heldout task \(30 distinct tasks in all\)"):
         mixture.distinct(
-            make, key=key, root_seed=0, count=held + 1, split=Split.HELDOUT, heldout_share=0.3
+            make, key=key, root_seed=0, count=1, split=Split.HELDOUT, heldout_share=0.0
         )
 
 

@@ -91,6 +91,7 @@ def _eval_data(point: str, index: int) -> dict[str, object]:
         domains[story.name] = {
             "results": results,
             "constant": story.constant,
+            "watch": story.watched,
         }
     return {"point": point, "domains": domains}
 

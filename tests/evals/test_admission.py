@@ -8,7 +8,7 @@ from posttrain.core.clock import ManualClock
 from posttrain.core.errors import DomainError
 from posttrain.core.task import Check, Description, Environment, Oracle, OracleTurn, Task, ToolCall
 from posttrain.core.verdict import Component, Outcome, Place, Verdict
-from posttrain.domains.mixture import Key
+from posttrain.domains.mixture import Key, is_heldout, shared_content
 from posttrain.evals.admission import Admission, Examiner
 from posttrain.evals.suite import spoken
 from posttrain.verify.kinds import REPLY_KINDS, Tools
@@ -48,6 +48,16 @@ class Source:
         if self.fails:
             raise DomainError("domain 'x.repeat': task() raised ValueError: boom")
         return [self.task(key, seeds.hashed(root_seed, key.level, number)) for number in numbers]
+
+    async def pool(self, key, *, root_seed, count, split):
+        found = {}
+        for number in range(4 * count):
+            task = self.task(key, seeds.hashed(root_seed, split, number))
+            found[shared_content(task)] = task
+        held = [task for task in found.values() if is_heldout(task) == (split == "heldout")]
+        if not held:
+            raise DomainError(f"{key.id}: none")
+        return held[:count]
 
     async def oracles(self, key, tasks):
         return [self.oracle(task) for task in tasks]
@@ -176,3 +186,36 @@ def test_a_sandbox_that_is_lost_is_an_error_of_the_examination():
     report = examine(Source("state", executor="tools"), play=play)
     assert report.probes[0].errors == ("infra_failed: no sandbox",)
     assert not report.admitted
+
+
+KEY = Key(domain="x.repeat", level=0, reference="x.repeat")
+
+
+class Small(Source):
+    """Seven questions; hashed, so that their split is what it is in a run."""
+
+    def task(self, key, seed):
+        return super().task(key, seed % 7)
+
+
+def test_a_small_question_space_is_counted_and_told_though_the_domain_is_sound():
+    """It was "ok", and its training ended in "None of 0 trained domains improved"."""
+    held = sum(is_heldout(Source().task(KEY, seed)) for seed in range(7))
+    report = examine(Small(), other=Small())
+    assert report.admitted, report.reasons
+    assert report.remarks == (
+        f"{held} distinct held-out and {7 - held} training tasks; an evaluation takes 128 held-out "
+        "ones unless told otherwise, and few show only large gains",
+    )
+
+
+def test_a_large_question_space_is_not_counted():
+    class Large(Source):
+        def task(self, key, seed):
+            return super().task(replace(key, domain="x.repeat"), seed)
+
+        async def drawn(self, key, *, root_seed, numbers):
+            return [self.task(key, 100 * key.level + number) for number in numbers]
+
+    report = examine(Large(), other=Large())
+    assert (report.admitted, report.remarks) == (True, ())

@@ -122,6 +122,54 @@ def test_the_account_follows_rewinds() -> None:
     assert account.dropped == {"stale": 1}
 
 
+def test_what_was_dropped_is_told_by_domain_and_exception() -> None:
+    """Every seed that a domain raised for was an entry of its own."""
+    ledger: list[events.LedgerEvent] = []
+    reasons = (
+        "domain_error: domain 'own.sums': 'own.sums (seed {0}, level 0)' raised KeyError: 's'",
+        "verifier_failed: exact: RuntimeError: no scorer for {0}",
+        "infra_failed: lost {0}",
+        "phase_over",
+    )
+    for draw in range(8):
+        ledger.append(
+            events.Drawn(draw=draw, domain="own.sums", level=0, seed=draw, size=1, phase="rl")
+        )
+        ledger.append(events.Entered(key=str(draw), draw=draw, member=0))
+        reason = reasons[draw % 4].format(draw)
+        ledger.append(events.Dropped(keys=(str(draw),), reason=reason))
+    account = report.account_of(ledger)
+    assert account.dropped == {
+        "domain error: own.sums, KeyError": 2,
+        "verifier failed: own.sums, RuntimeError": 2,
+        "infra failed: own.sums": 2,
+        "phase over": 2,
+    }
+    assert account.pending == 0
+
+
+def test_domains_of_files_are_watched_only_where_they_were_named_for_it(tmp_path: Path) -> None:
+    """A domain named by its path was "watched" until one of its attempts was trained."""
+    folder = write_run(tmp_path / "run")
+    paths = 'train = [{name = "mine.py:SUMS"}]\nwatch = [{name = "mine.py:LCM"}]'
+    (folder / "config.toml").write_text(f"[domains]\n{paths}\n")
+    changes = report.load(folder).outcomes.changes
+    assert {change.domain for change in changes if change.watch} == {
+        "rg.lcm", "rg.letter_counting",
+    }  # fmt: skip
+
+
+def test_warnings_stand_above_everything_else_and_once(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    journal = FileJournal(folder / "journal")
+    for _ in range(2):
+        journal.write(Note(kind="warning", data={"message": "the source ran dry"}))
+    journal.close()
+    shown = Page(report.render(report.load(folder))).shown
+    assert shown.count("the source ran dry") == 1
+    assert shown.index("the source ran dry") < shown.index("Held-out tasks that were never")
+
+
 def test_a_run_that_was_killed_at_once_still_has_a_report(tmp_path: Path) -> None:
     (tmp_path / "ledger.jsonl").write_text("")
     shown = Page(report.write(tmp_path).read_text(encoding="utf-8")).shown

@@ -31,9 +31,10 @@ class Sums:
         self.size = size
 
     async def pool(self, key, *, root_seed, count):
-        if count > self.size:
-            raise DomainError(f"{key.id}: wanted {count}, got {self.size}")
-        return tuple(addition(n, key.level, domain=key.domain) for n in range(count))
+        if not self.size:
+            raise DomainError(f"{key.id}: none")
+        numbers = range(min(count, self.size))
+        return tuple(addition(n, key.level, domain=key.domain) for n in numbers)
 
     async def oracles(self, key, tasks):
         return tuple(Oracle(turns=(OracleTurn(text=f" {t.private['answer']}"),)) for t in tasks)
@@ -89,9 +90,15 @@ def test_each_domain_gets_its_own_count():
     assert [task.domain for task in suite.tasks] == ["a"] * 3 + ["b"] * 3
 
 
-def test_a_question_space_that_is_too_small_is_told():
-    with pytest.raises(DomainError, match="a/0: wanted 8, got 3"):
-        built(8, supply=Sums(size=3))
+def test_a_small_question_space_gives_what_it_has_at_every_level():
+    assert len(built(8, supply=Sums(size=3)).tasks) == 3
+    shared = built(8, levels=(0, 1), supply=Sums(size=6))
+    assert [task.level for task in shared.tasks] == [0, 0, 0, 0, 1, 1]
+
+
+def test_a_domain_without_a_heldout_task_is_told():
+    with pytest.raises(DomainError, match="a/0: none"):
+        built(8, supply=Sums(size=0))
 
 
 def test_the_hash_covers_checks_and_order_and_nothing_else():

@@ -81,6 +81,12 @@ def test_a_run_with_no_or_one_evaluation_claims_nothing() -> None:
     assert "nothing to compare" in once.sentence
 
 
+def test_a_run_whose_trained_domains_could_not_be_evaluated_says_so() -> None:
+    points = [evaluated(point, other="1") for point in ("base", "rl")]
+    said = outcomes_of(points, watch=["other"]).sentence
+    assert said.startswith("None of the trained domains was evaluated")
+
+
 def test_a_step_made_again_after_a_resume_counts_once() -> None:
     steps = steps_of([stepped(1, "rl", a=0.1), stepped(2, "rl", a=0.2), stepped(2, "rl", a=0.9)])
     assert [(step.x, step.reward) for step in steps] == [(1, 0.1), (2, 0.9)]

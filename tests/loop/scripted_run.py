@@ -338,7 +338,8 @@ class World:
             try:
                 past = fold(ledger.events())
                 parts = self.parts(ledger, journal)
-                self.driver = await prepare(parts, self.plan, past, config_sha256=self.config)
+                config = {"run": {"name": self.config, "seed": 0}}
+                self.driver = await prepare(parts, self.plan, past, config=config)
                 return await self.driver.run()
             finally:
                 journal.close()

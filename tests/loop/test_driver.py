@@ -45,6 +45,7 @@ def test_a_synchronous_run_from_start_to_end(tmp_path: Path) -> None:
     world = World(tmp_path)
     ending = world.run()
     assert (ending.reason, ending.step, ending.failed) == ("done", 5, False)
+    assert ending.saved_step == 5
     assert world.model.batches == [[], [2, 3], [4, 5], [6, 7], [8, 9]]
     assert [point for point, _ in world.evaluated] == ["base", "rl"]
     stats = exact(tmp_path)
@@ -308,6 +309,39 @@ def test_a_finished_run_resumes_to_nothing_but_done(tmp_path: Path) -> None:  # 
     assert exact(tmp_path) == before
 
 
+def test_a_finished_run_with_more_steps_is_evaluated_anew_even_if_killed_before(
+    tmp_path: Path,
+) -> None:
+    """Its report went on showing the weights of its earlier end."""
+    World(tmp_path).run()
+    longer = World(tmp_path, steps=6)
+
+    def crash(event: LedgerEvent) -> None:
+        if isinstance(event, events.Evaluated):
+            raise KeyboardInterrupt
+
+    longer.on_append = crash
+    with pytest.raises(KeyboardInterrupt):
+        longer.run()
+    assert longer.evaluated == [("rl", longer.model.weights)]
+    assert longer.model.step == 7
+    again = World(tmp_path, steps=6)
+    assert again.run().reason == "done"
+    assert again.evaluated == [("rl", longer.model.weights)]
+    past = fold(read_events(tmp_path / "ledger.jsonl"))
+    assert {(one.point, one.step) for one in past.evaluated} == {("base", 0), ("rl", 7)}
+
+
+def test_steps_of_a_later_phase_leave_the_evaluation_of_an_earlier_one_alone(
+    tmp_path: Path,
+) -> None:
+    points = frozenset({"base", "sft", "rl"})
+    World(tmp_path, points=points).run()
+    longer = World(tmp_path, points=points, steps=6)
+    longer.run()
+    assert [point for point, _ in longer.evaluated] == ["rl"]
+
+
 def test_attempts_of_the_cut_are_reused_and_those_of_rolled_back_weights_are_made_again(
     tmp_path: Path,
 ) -> None:
@@ -360,7 +394,10 @@ def test_a_changed_configuration_is_said_aloud(tmp_path: Path) -> None:
     World(tmp_path, steps=1).run()
     world = World(tmp_path, config="other")
     world.run()
-    assert "configuration differs" in world.watching.of("warning")[0]["message"]
+    (warning,) = world.watching.of("warning")
+    assert warning["message"] == (
+        "The configuration differs from the one of the run's last start in run.name."
+    )
 
 
 def test_a_lost_journal_record_is_made_again(tmp_path: Path) -> None:

@@ -454,6 +454,19 @@ def test_a_finished_run_says_done_and_makes_up_a_missing_evaluation() -> None:
     assert h.tell(Begin()) == [Stop(reason="done")]
 
 
+def test_a_phase_that_goes_on_after_its_evaluation_is_evaluated_again_at_its_end() -> None:
+    """With more steps in its configuration a run trained on and reported the earlier weights."""
+    points = frozenset({"base", "sft", "rl"})
+    plan = LoopPlan(phases=(sft(steps=1), rl(steps=2, groups=1)), points=points)
+    h = Harness(plan, position=Position(step=2, next_draw=8, evaluated=points))
+    h.tell(Begin())
+    h.end(8)
+    h.tell(StepDone(changed=True))
+    assert kinds(h.tell(Published())) == ["Save"]
+    assert h.tell(Saved()) == [Evaluate(point="rl")]
+    assert h.tell(Evaluated(point="rl")) == [Stop(reason="done")]
+
+
 # --- any schedule -----------------------------------------------------------------------------
 
 

@@ -435,6 +435,7 @@ def test_memory_and_processes_are_limited_and_the_sandbox_stays_usable(driver):
             line = f"{hungry} & {hungry} & wait -n; exit 9"
             result = await sandbox.exec(("bash", "-c", line))
             assert result.cause is Cause.OUT_OF_MEMORY, result
+            assert not os.path.exists("oom"), "a monitor of podman left its note here"
             await sandbox.kill()
             result = await sandbox.exec(("sh", "-c", "kill -9 $$"))
             assert result.cause is Cause.SIGNALLED
