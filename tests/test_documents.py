@@ -12,7 +12,7 @@ import pytest
 from posttrain.cli import main, sources
 from posttrain.core.task import Artefact, Check, Environment, Limits
 from posttrain.domains import catalogue, taskset
-from posttrain.sandbox import bubblewrap
+from posttrain.sandbox import drivers
 from posttrain.verify import state
 from posttrain.verify.stack import BUILT_IN
 
@@ -77,7 +77,7 @@ def test_an_example_keeps_the_contract_of_domains(name: str) -> None:
 
 def test_the_examples_are_sound(capsys: pytest.CaptureFixture[str]) -> None:
     """Their oracles earn 1, and what deserves nothing earns 0, in the sandbox."""
-    problem = asyncio.run(bubblewrap.probe()).problem
+    problem = asyncio.run(drivers.probe("bubblewrap")).problem
     if problem:
         pytest.skip(problem)
     paths = [str(ROOT / "examples" / name) for name in EXAMPLES]

@@ -35,7 +35,7 @@ def test_a_section_of_which_one_key_is_set_keeps_its_other_defaults() -> None:
     [
         ("demo", (3e-5, 1.5e-5), (10.0, 10.0)),
         ("smoke", (3e-3, 5e-3), (10.0, 10.0)),
-        ("laptop", (2e-5, 1.2e-5), (1.0, 10.0)),
+        ("laptop", (3e-5, 1.2e-5), (10.0, 10.0)),
     ],
 )
 def test_each_preset_trains_with_the_rates_and_clipping_it_was_measured_with(

@@ -15,7 +15,7 @@ from posttrain.engine.model import load, random_model
 from posttrain.train import checkpoint
 from posttrain.train.anchor import anchor_row
 from posttrain.train.losses import k3
-from posttrain.train.settings import OptimizerSettings, TrainSettings
+from posttrain.train.settings import OptimizerSettings, SupervisedSettings, TrainSettings
 from posttrain.train.trainer import LocalTrainer
 from tests.train.builders import (
     InlineDevice,
@@ -29,6 +29,7 @@ from tests.train.builders import (
 )
 
 QUICK = OptimizerSettings(learning_rate=1e-2, warmup_steps=0)
+QUICK_SFT = SupervisedSettings(learning_rate=1e-2, warmup_steps=0, clip_norm=10.0)
 EXAMPLES = [Example(row=row([5, 6, 7], [8, 9, 2])), Example(row=row([4, 3], [2]))]
 ANCHORS = [anchor_row([50 + i, 60, 70, 80], [False, False, True, True]) for i in range(6)]
 
@@ -37,7 +38,7 @@ def trainer_of(model, device=None, *, reference=None, temperature=1.0, **setting
     return LocalTrainer(
         model,
         device or InlineDevice(),
-        TrainSettings(**{"rl": QUICK, "sft": QUICK, **settings}),
+        TrainSettings(**{"rl": QUICK, "sft": QUICK_SFT, **settings}),
         run="test",
         temperature=temperature,
         reference=reference,
