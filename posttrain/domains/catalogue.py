@@ -301,7 +301,7 @@ def pool(
     there are where the domain has fewer.
 
     Raises:
-        DomainError: the domain raised, or has none.
+        DomainError: the domain raised.
     """
     domain = load(reference)
     found = mixture.distinct(

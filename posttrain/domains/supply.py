@@ -75,7 +75,7 @@ class Supply:
         """`count` distinct tasks of a split, in a fixed order; all there are where it has fewer.
 
         Raises:
-            DomainError: the domain raised, hung, died, or has none.
+            DomainError: the domain raised, hung or died.
         """
         share = self._heldout_share
         arguments = (key.reference, key.level, root_seed, count, split.value, share)

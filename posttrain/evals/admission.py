@@ -8,7 +8,6 @@ deserves nothing earns exactly 0, and its tasks are the same in two processes.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -254,9 +253,8 @@ class Examiner:
         """Distinct tasks of a split over all keys; `most` or more are not told apart."""
         found: set[str] = set()
         for key in keys:
-            with contextlib.suppress(DomainError):  # it has none at this level
-                pool = await self._supply.pool(key, root_seed=seed, count=most, split=split)
-                found |= {shared_content(task) for task in pool}
+            pool = await self._supply.pool(key, root_seed=seed, count=most, split=split)
+            found |= {shared_content(task) for task in pool}
             if len(found) >= most:
                 break
         return len(found)

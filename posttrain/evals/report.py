@@ -211,10 +211,9 @@ def _cause(reason: str, domain: str) -> str:
     kind = kind.replace("_", " ")
     if not message:
         return kind
-    found = re.search(r"raised (\w+)", message) or re.search(
-        r"\b(\w+(?:Error|Exception))\b", message
-    )
-    return f"{kind}: {domain}" + (f", {found[1]}" if found else "")
+    named = re.findall(r"raised (\w+)|\b(\w+(?:Error|Exception))\b", message)
+    exceptions = [raised or other for raised, other in named]
+    return ", ".join([f"{kind}: {domain}", *exceptions[-1:]])
 
 
 def _watched(evaluations: Iterable[Note], account: Account) -> frozenset[str]:

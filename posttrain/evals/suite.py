@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from posttrain.core import codec
+from posttrain.core.errors import DomainError
 from posttrain.core.ports import AttemptRequest, Clock, Verifier
 from posttrain.core.task import Lane, Task
 from posttrain.core.trajectory import AttemptKey, Sampling, Trajectory, Turn
@@ -79,6 +80,11 @@ async def build(
             oracles = await supply.oracles(key, taken)
             tasks += taken
             golds += [oracle.turns[-1].text for oracle in oracles]
+        if not seen:
+            raise DomainError(
+                f"{domain} has no held-out task.",
+                "choose a level with a larger question space, or a larger domains.heldout_share",
+            )
     return Suite(tasks=tuple(tasks), golds=tuple(golds))
 
 

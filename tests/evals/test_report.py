@@ -126,7 +126,8 @@ def test_what_was_dropped_is_told_by_domain_and_exception() -> None:
     """Every seed that a domain raised for was an entry of its own."""
     ledger: list[events.LedgerEvent] = []
     reasons = (
-        "domain_error: domain 'own.sums': 'own.sums (seed {0}, level 0)' raised KeyError: 's'",
+        "domain_error: domain 'own.sums': catalogue:drawn raised DomainError: domain 'own.sums "
+        "(seed {0}, level 0)' raised KeyError: 'x{0}'",
         "verifier_failed: exact: RuntimeError: no scorer for {0}",
         "infra_failed: lost {0}",
         "phase_over",
