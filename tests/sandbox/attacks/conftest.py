@@ -61,7 +61,8 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         )
         stack.callback(bystander.kill)
         segment = LIBC.shmget(0, 4096, 0o600 | 0o1000)
-        stack.callback(LIBC.shmctl, segment, 0, None)
+        LIBC.shmat(segment, None, 0)
+        LIBC.shmctl(segment, 0, None)  # It goes with this process, however that ends.
         descriptor = os.open(os.devnull, os.O_RDONLY)
         stack.callback(os.close, descriptor)
         mounts = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
@@ -150,7 +151,6 @@ OF_A_SET_UP = 3
 
 def host_state(source: BubblewrapSandboxes, uid: int) -> dict[str, object]:
     """What attacks would change first."""
-    own = {os.getuid(), uid}
     state: dict[str, object] = {
         "mounts": host_mounts(),
         "processes": {pid for child in children() for pid in (child, *tree_below(child))},
@@ -162,7 +162,7 @@ def host_state(source: BubblewrapSandboxes, uid: int) -> dict[str, object]:
         "temporary files": temporary_files(uid),
         "segments": [
             line.split()[1] for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
-            if int(line.split()[7]) in own
+            if int(line.split()[7]) == uid
         ],
         "name": socket.gethostname(),
     }  # fmt: skip
