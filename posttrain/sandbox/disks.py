@@ -264,7 +264,8 @@ def _attach(clone: int, path: str) -> None:
 
 def _overlay(lower: Sequence[int], upper: str, flags: int) -> None:
     """Mount an overlay at `DISK`, the last of `lower` on top (kernel: filesystems/overlayfs.rst).
-    It keeps what it needs of its layers, so they are mounted for this moment only.
+    It keeps what it needs of its layers itself. They stay mounted all the same, out of reach, until
+    the namespace goes: taking one away makes the kernel wait for all processors, .2 ms each.
     """
     paths = []
     for number, clone in enumerate(lower):
@@ -274,5 +275,3 @@ def _overlay(lower: Sequence[int], upper: str, flags: int) -> None:
         paths.append(path)
     options = f"lowerdir={':'.join(reversed(paths))}{upper},userxattr"
     kernel.mount("overlay", DISK, "overlay", flags, options)
-    for path in paths:
-        kernel.unmount(path)
