@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from posttrain.sandbox import machine, spec
+from posttrain.sandbox import spec
+from posttrain.sandbox.bubblewrap import candidates
 from posttrain.sandbox.rootfs import system_folders
 
 PEERS = Path(__file__).parent / "peers"
@@ -45,7 +46,7 @@ def process() -> None:
 
 def bubblewrap(source: str, *, rounds: int) -> list[float]:
     """Seconds of a bare bubblewrap each, of the candidate that the sandboxes use."""
-    (found,) = [one for one in machine.candidates() if one["source"] == source]
+    (found,) = [one for one in candidates() if one["source"] == source]
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         for path, file in found["files"].items():
@@ -55,11 +56,11 @@ def bubblewrap(source: str, *, rounds: int) -> list[float]:
             copy.chmod(0o755)
         for part in (*(f"disk/{name}" for name in spec.WRITABLE), "etc", "empty"):
             Path(folder, part).mkdir(parents=True)
-        layout = spec.Layout(
+        given = spec.bubblewrap_arguments(
             disk=f"{folder}/disk", etc=f"{folder}/etc", empty=f"{folder}/empty",
             system=system_folders(),
         )  # fmt: skip
-        options = [o for o in spec.bubblewrap_arguments(layout) if o != "--as-pid-1"]
+        options = [option for option in given if option != "--as-pid-1"]
         command = [f"{folder}/program/{found['start']}", *options, "--", TRUE]
         return _as_nobody(lambda: timed(rounds, lambda: _quietly(command)))
 

@@ -29,7 +29,7 @@ PURE = {
     "core": "task trajectory verdict events ports containment errors config seeds clock codec keys "
     "toml",
     "engine": "request blocks radix batcher speculate",
-    "sandbox": "spec pool moves demand lines limits egress",
+    "sandbox": "spec pool moves egress",
     "schedule": "lanes staleness budget affinity stragglers device account",
     "observe": "statistics cost",
     "domains": "domain catalogue mixture epochs",

@@ -183,6 +183,7 @@ class Sandbox(Protocol):
 
         Raises:
             SandboxError: the sandbox itself was lost (never for what the command did).
+            UsageError: there is no command or no time.
         """
         ...
 
@@ -195,6 +196,7 @@ class Sandbox(Protocol):
 
         Raises:
             OSError: the disk is full or something is in the way (the policy's doing).
+            UsageError: the path leaves the workspace.
         """
         ...
 

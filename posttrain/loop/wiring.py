@@ -53,6 +53,7 @@ from posttrain.sandbox import drivers
 from posttrain.sandbox.egress import Exchange
 from posttrain.sandbox.pool import PoolSettings
 from posttrain.sandbox.pooled import PooledSandboxes, room
+from posttrain.sandbox.source import Source
 from posttrain.sandbox.worker import ProcessWorkers
 from posttrain.verify.kinds import Tools
 from posttrain.verify.stack import Stack
@@ -327,7 +328,7 @@ async def _world(
 
 async def _sandboxes(
     stack: AsyncExitStack, clock: Clock, driver: str, journal: FileJournal | None = None
-) -> tuple[drivers.Driver, PooledSandboxes]:
+) -> tuple[Source, PooledSandboxes]:
     """The driver, and the one pool over it for attempts and checks; requests are journaled."""
 
     def tell(exchange: Exchange) -> None:
@@ -373,7 +374,7 @@ def _refuse_overlap(train: Sequence[Key], watch: Sequence[Key], anchor: Sequence
             where[domain] = section
 
 
-async def _sandboxed(keys: Sequence[Key], supply: Supply, source: drivers.Driver) -> frozenset[str]:
+async def _sandboxed(keys: Sequence[Key], supply: Supply, source: Source) -> frozenset[str]:
     """The domains whose tasks run in a sandbox; that one can be made here is tried before any
     work. A domain that cannot make a task is left to the loop, which quarantines it.
 

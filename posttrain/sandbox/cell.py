@@ -12,13 +12,14 @@ import contextlib
 import functools
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from posttrain.core.errors import SandboxError
 from posttrain.core.task import Environment
-from posttrain.sandbox import cgroups, spec, usher
+from posttrain.sandbox import spec, usher
+from posttrain.sandbox.cgroups import CgroupPlace, cgroup_places
 from posttrain.sandbox.channel import Channel
 from posttrain.sandbox.command_line import (
     WAITER_ID,
@@ -29,7 +30,7 @@ from posttrain.sandbox.command_line import (
     possible,
     whole_pages,
 )
-from posttrain.sandbox.limits import CgroupPlace, cgroup_places
+from posttrain.sandbox.usher import Command
 
 _WAITER = ("/usr/bin/env", "--ignore-signal=CHLD", "/usr/bin/cat")
 """It echoes the one line that tells that it was started; the kernel collects orphans for it."""
@@ -174,34 +175,27 @@ class Cell:
     @property
     def deaths(self) -> int:
         """Processes that were killed for want of memory so far."""
-        return cgroups.oom_kills(self.place) if self.place else 0
+        return self.place.oom_kills() if self.place else 0
 
     def use(self) -> tuple[int | None, int | None]:
         """Bytes of memory and processes in use, where that can be told."""
         if self.place is None or not self.alive:
             return (None, None) if self.alive else (0, 0)
         try:
-            memory, processes = cgroups.usage(self.place)
+            memory, processes = self.place.usage()
         except OSError:
             return None, None
         return memory, None if self._line.is_gvisor else max(0, processes - 1)
 
-    def order(
-        self,
-        argv: Sequence[bytes],
-        files: Sequence[int],
-        *,
-        limits: Mapping[str, int],
-        variables: Mapping[str, str],
-    ) -> None:
+    def order(self, command: Command, files: Sequence[int]) -> None:
         """As `command.Place` says; the first word is what the command is to say when it is there,
         before anything else.
         """
-        opening, *words = argv
+        opening, *words = command.argv
         ours = [os.dup(number) for number in files]
         called = self._line.exec(
             self._client.name, [os.fsdecode(word) for word in words],
-            opening=opening.decode("ascii"), limits=limits, variables=variables,
+            opening=opening.decode("ascii"), limits=command.limits, variables=command.variables,
         )  # fmt: skip
         task = asyncio.ensure_future(_carry_out(called, ours, opening))
         self._clients.add(task)

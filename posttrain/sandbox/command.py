@@ -8,36 +8,22 @@ ended has left no process, `setsid` children included.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from posttrain.core.containment import ExecResult
 from posttrain.core.errors import SandboxError
 from posttrain.sandbox import usher
-from posttrain.sandbox.limits import Clip
 from posttrain.sandbox.pipes import Pipe
+from posttrain.sandbox.usher import Command
 
 _KILLED = 128 + signal.SIGKILL
 _START_S = 60.0
 """What the start of a command may take where it is not its own time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """What to run and within which limits."""
-
-    argv: tuple[bytes, ...]
-    stdin: bytes
-    timeout_s: float
-    cap_bytes: int
-    """Of each output stream."""
-    limits: Mapping[str, int]
-    variables: Mapping[str, str]
-    """On top of those that every command has."""
 
 
 class Place(Protocol):
@@ -48,14 +34,7 @@ class Place(Protocol):
         """A fault of ours; empty where there is none."""
         ...
 
-    def order(
-        self,
-        argv: Sequence[bytes],
-        files: Sequence[int],
-        *,
-        limits: Mapping[str, int],
-        variables: Mapping[str, str],
-    ) -> None:
+    def order(self, command: Command, files: Sequence[int]) -> None:
         """Start a command over (standard input, output, error, where its end is told)."""
         ...
 
@@ -132,10 +111,7 @@ class Run:
         pipes = [Pipe(inward=True), *(Pipe(inward=False) for _ in range(3))]
         stdin, out, err, told = pipes
         try:
-            live.order(
-                self._command.argv, [pipe.inner for pipe in pipes],
-                limits=self._command.limits, variables=self._command.variables,
-            )  # fmt: skip
+            live.order(self._command, [pipe.inner for pipe in pipes])
             for pipe in pipes:
                 pipe.close_inner()
             feeding = asyncio.ensure_future(stdin.feed(self._command.stdin))
@@ -254,3 +230,46 @@ class Stopwatch:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if self._since_s is None else left_s):
                     await self._changed.wait()
+
+
+class Clip:
+    r"""Collects one output stream, keeping its head and its tail within a cap in bytes.
+
+    >>> clip = Clip(10); clip.feed(b"0123456789abcdef"); clip.truncated
+    True
+    >>> clip.text()
+    '01234\n[... 6 of 16 bytes left out ...]\nbcdef'
+    """
+
+    def __init__(self, cap_bytes: int) -> None:
+        self._cap_bytes = cap_bytes
+        self._head_bytes = cap_bytes // 2
+        self._tail_bytes = cap_bytes - self._head_bytes
+        self._head = bytearray()
+        self._tail = bytearray()
+        self.total_bytes = 0
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the stream."""
+        self.total_bytes += len(data)
+        room = self._head_bytes - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:][-self._tail_bytes :] if self._tail_bytes else b""
+        if len(self._tail) > 2 * self._tail_bytes:
+            del self._tail[: -self._tail_bytes]
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the stream passed the cap."""
+        return self.total_bytes > self._cap_bytes
+
+    def text(self) -> str:
+        """The stream as text; bytes that are not UTF-8 become U+FFFD, none of them at the cut."""
+        if not self.truncated:
+            return bytes(self._head + self._tail).decode("utf-8", "replace")
+        tail = bytes(self._tail[-self._tail_bytes :]) if self._tail_bytes else b""
+        skip = next((i for i, byte in enumerate(tail[:3]) if byte & 0xC0 != 0x80), 3)
+        head = codecs.getincrementaldecoder("utf-8")("replace").decode(bytes(self._head))
+        left_out = self.total_bytes - len(self._head) - len(tail)
+        note = f"\n[... {left_out} of {self.total_bytes} bytes left out ...]\n"
+        return head + note + tail[skip:].decode("utf-8", "replace")

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from posttrain.core.errors import IsolationError
 from posttrain.sandbox import rootfs, seccomp, spec, vault
-from posttrain.sandbox.limits import MAX_OPEN_FILES
+from posttrain.sandbox.spec import MAX_OPEN_FILES
 
 
 class Choice(NamedTuple):

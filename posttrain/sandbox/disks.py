@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from posttrain.core.errors import SandboxError
-from posttrain.sandbox import copies, kernel, spec, workspace
+from posttrain.sandbox import kernel, spec, workspace
 
 BASE = "/tmp"
 """Covered in the holder's own mount namespace; nothing is ever written to the host's."""
@@ -251,7 +251,7 @@ def _copied(clone: int) -> None:
     os.makedirs(place, exist_ok=True)
     _attach(clone, place)
     try:
-        copies.copy(place, DISK)
+        workspace.copy(place, DISK)
     finally:
         kernel.unmount(place)
 

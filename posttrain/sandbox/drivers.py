@@ -8,32 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
-from posttrain.core.containment import Sandboxes
 from posttrain.core.errors import IsolationError, PosttrainError
 from posttrain.core.task import Environment
 from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
 from posttrain.sandbox.container import ContainerSandboxes
 from posttrain.sandbox.egress import Exchange
-from posttrain.sandbox.machine import Abilities
-
-
-class Driver(Sandboxes, Protocol):
-    """A source of sandboxes that is opened and closed."""
-
-    async def abilities(self) -> Abilities:
-        """What does the work here, and what it can do.
-
-        Raises:
-            IsolationError: this machine cannot contain anything so.
-        """
-        ...
-
-    async def close(self) -> None:
-        """End it; idempotent."""
-        ...
-
+from posttrain.sandbox.source import Abilities, Source
 
 Tell = Callable[[Exchange], None]
 
@@ -42,7 +23,7 @@ def _unheard(exchange: Exchange) -> None:
     """Nobody listens."""
 
 
-DRIVERS: Mapping[str, Callable[[Tell], Driver]] = {
+DRIVERS: Mapping[str, Callable[[Tell], Source]] = {
     "bubblewrap": lambda tell: BubblewrapSandboxes(tell=tell),
     "container": lambda tell: ContainerSandboxes(),
 }
@@ -50,7 +31,7 @@ DRIVERS: Mapping[str, Callable[[Tell], Driver]] = {
 AUTO = "auto"
 
 
-async def choose(name: str, tell: Tell = _unheard) -> Driver:
+async def choose(name: str, tell: Tell = _unheard) -> Source:
     """The driver of that name; `auto`: the first that works here, or, where none does, the best
     one, whose leases say why.
     """

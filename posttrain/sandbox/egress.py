@@ -67,24 +67,29 @@ class Decision:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Exchange:
-    """The record of one request, for the journal."""
+    """The record of one request, for the journal; complete once the request has ended."""
 
-    method: str | None
+    method: str | None = None
     """This, `host` and `port`: None where no request could be read."""
-    host: str | None
-    port: int | None
-    address: str | None
+    host: str | None = None
+    port: int | None = None
+    address: str | None = None
     """What was connected to, or was refused for what it is; None: it did not come to that."""
-    allowed: bool
-    reason: str
+    allowed: bool = False
+    reason: str = "the sandbox was closed."
     """Which rule decided, or what broke it off."""
-    bytes_out: int
+    bytes_out: int = 0
     """Bytes sent to the host."""
-    bytes_in: int
+    bytes_in: int = 0
     """Bytes received from it."""
-    duration_s: float
+    duration_s: float = 0.0
+
+    def refused(self, refusal: Refusal) -> None:
+        """It ended in a refusal."""
+        self.allowed = refusal.status >= 500
+        self.reason, self.address = refusal.reason, refusal.address
 
 
 # --- hosts ------------------------------------------------------------------------------------

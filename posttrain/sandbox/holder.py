@@ -19,29 +19,14 @@ from typing import Any
 from posttrain.core.containment import ExecResult
 from posttrain.core.errors import SandboxError
 from posttrain.sandbox import cgroups, rootfs, seccomp, spec, workspace
-from posttrain.sandbox.command import Command, Run
+from posttrain.sandbox.cgroups import CgroupPlace
+from posttrain.sandbox.channel import Reply
+from posttrain.sandbox.command import Run
 from posttrain.sandbox.disks import ARTEFACTS, BASE, DISK, Disk, Disks
-from posttrain.sandbox.limits import CgroupPlace
 from posttrain.sandbox.live import Live
-from posttrain.sandbox.service import Reply
-from posttrain.sandbox.usher import Ushers
+from posttrain.sandbox.usher import Command, Ushers
 
 PROGRAM, ETC, EMPTY = f"{BASE}/program", f"{BASE}/etc", f"{BASE}/empty"
-_ENTERABLE = 0o755
-"""Mode of the workspace at the start of every command: a policy that shut itself out of it must
-not thereby keep the next command, the sealing or a checker from working.
-"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Guards:
-    """What commands of a lease must not change, and what they must not see."""
-
-    read_only: Sequence[Sequence[str]] = ()
-    hidden: Sequence[Sequence[str]] = ()
-    """Of the workspace, as parts."""
-    system: Sequence[str] = ()
-    """Hidden absolute paths."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +36,7 @@ class Lease:
     name: str
     disk: Disk
     group: CgroupPlace | None
-    guards: Guards = field(default_factory=lambda: Guards())
+    guards: spec.Guards = field(default_factory=spec.Guards)
     door: bool = False
     """Whether its namespaces have a socket that a proxy can be served on."""
     live: Live | None = None
@@ -123,14 +108,6 @@ class Holder:
                 return _result(await self._exec(head, body, listen)), b""
             case "kill":
                 self._kill(head["lease"], head["run"])
-            case "read":
-                return self._read(head)
-            case "entries":
-                root = self._lease(head["lease"]).disk.workspace
-                found = workspace.entries(root, max_entries=head["max_entries"])
-                return {"entries": found}, b""
-            case "write":
-                workspace.write(self._lease(head["lease"]).disk.workspace, head["parts"], body)
             case "seal":
                 await self._seal(self._lease(head["lease"]))
             case "snapshot":
@@ -150,8 +127,8 @@ class Holder:
             case "stats":
                 runs = sum(len(lease.runs) for lease in self._leases.values())
                 return {"leases": len(self._leases), "runs": runs}, b""
-            case unknown:
-                raise SandboxError(f"the holder knows no operation {unknown!r}.")
+            case _:
+                return workspace.serve(self._lease(head["lease"]).disk.workspace, head, body)
         return {}, b""
 
     def _lease(self, name: str) -> Lease:
@@ -169,7 +146,7 @@ class Holder:
         except OSError as error:
             raise SandboxError(f"a disk could not be mounted: {error}") from error
         group = self._group.below(name) if self._group else None
-        guards = Guards(**head["guards"])
+        guards = spec.Guards(**head["guards"])
         lease = Lease(
             name=name, disk=disk, group=group, guards=guards, door=head["door"],
             memory_lost=not head["strict"],
@@ -208,24 +185,23 @@ class Holder:
             limits=head["limits"], variables=head["variables"],
         )  # fmt: skip
         run = Run(command, listen=listen)
-        lease.runs[head["id"]] = run
+        lease.runs[head["run"]] = run
         lease.idle.clear()
         try:
             await lease.thawed.wait()
             live = await self._live(lease)
             await lease.thawed.wait()
             lost, lease.memory_lost = lease.memory_lost, False
-            deaths = cgroups.oom_kills(lease.group) if lease.group else 0
+            deaths = lease.group.oom_kills() if lease.group else 0
             result = await run.run(live)
-            disk = os.fstatvfs(lease.disk.workspace)
             return replace(
                 result,
-                out_of_memory=lease.group is not None and cgroups.oom_kills(lease.group) > deaths,
-                disk_full=disk.f_bavail == 0 or disk.f_favail == 0,
+                out_of_memory=lease.group is not None and lease.group.oom_kills() > deaths,
+                disk_full=workspace.use(lease.disk.workspace)[1],
                 memory_lost=lost,
             )
         finally:
-            del lease.runs[head["id"]]
+            del lease.runs[head["run"]]
             if not lease.runs:
                 lease.idle.set()
 
@@ -237,29 +213,28 @@ class Holder:
         return {"number": live.number, "files": len(reply.files)}
 
     def _usage(self, lease: Lease) -> dict[str, Any]:
-        disk = os.fstatvfs(lease.disk.workspace)
         memory, processes = None, None
         if lease.group is not None:
-            memory, processes = cgroups.usage(lease.group)
+            memory, processes = lease.group.usage()
         return {
             "memory_bytes": memory,
             "processes": None if processes is None else max(0, processes - 1),
-            "disk_bytes": (disk.f_blocks - disk.f_bfree) * disk.f_frsize,
+            "disk_bytes": workspace.use(lease.disk.workspace)[0],
         }
 
     async def _live(self, lease: Lease) -> Live:
         """The lease's namespaces; new ones where there are none or what ran in them ended them."""
-        os.fchmod(lease.disk.workspace, _ENTERABLE)
+        workspace.open_up(lease.disk.workspace)
         async with lease.starting:
             if lease.live is None or not lease.live.alive:
                 await self._end_live(lease)
-                layout = spec.Layout(
+                options = spec.bubblewrap_arguments(
                     disk=DISK, etc=ETC, empty=f"{EMPTY}/folder", system=self._system,
                     hidden=_hidden(lease.guards.system),
                     artefacts=ARTEFACTS if lease.disk.artefacts else None,
                 )  # fmt: skip
                 live = await Live.start(
-                    bubblewrap=self._program, options=spec.bubblewrap_arguments(layout),
+                    bubblewrap=self._program, options=options,
                     seccomp=self._seccomp, within=lambda: self._disks.within(lease.disk.mounts),
                 )  # fmt: skip
                 await live.admit(self._ushers, group=lease.group, door=lease.door)
@@ -286,15 +261,10 @@ class Holder:
         async with lease.starting:
             await self._end_live(lease)
 
-    def _read(self, head: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
-        root = self._lease(head["lease"]).disk.workspace
-        data = workspace.read(root, head["parts"], max_bytes=head["max_bytes"])
-        return {"found": data is not None}, data or b""
-
     async def _seal(self, lease: Lease) -> None:
         """End what runs and make the disk a layer; where that fails the lease is lost."""
         await self._end_runs(lease)
-        os.fchmod(lease.disk.workspace, _ENTERABLE)
+        workspace.open_up(lease.disk.workspace)
         workspace.sweep(lease.disk.workspace)
         try:
             lease.disk = self._disks.seal(lease.disk)

@@ -19,29 +19,17 @@ import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from posttrain.core.errors import SandboxError
-from posttrain.sandbox import cgroups, child, kernel, rootfs, spec, wire
+from posttrain.sandbox import cgroups, kernel, rootfs, spec, wire
+from posttrain.sandbox.cgroups import CgroupPlace, cgroup_places
+from posttrain.sandbox.channel import attend
 from posttrain.sandbox.disks import ARTEFACTS, BASE, DISK, UPPER
 from posttrain.sandbox.holder import EMPTY, ETC, PROGRAM, Holder
-from posttrain.sandbox.limits import CgroupPlace, cgroup_places
-from posttrain.sandbox.service import attend
 
 _OWN_BYTES = 32 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A bubblewrap that could be used, read while its files could still be read."""
-
-    source: str
-    """`system` or `wheel`."""
-    path: str
-    start: str
-    """Which of `files` is the program."""
-    files: Mapping[str, bytes]
 
 
 def leave_root(uid: int) -> None:
@@ -85,30 +73,30 @@ def furnish() -> None:
     rootfs.furnish_etc(ETC, spec.INSIDE_ID)
 
 
-def install(candidates: Sequence[Candidate]) -> tuple[str, dict[str, str]]:
-    """Write the first bubblewrap that is new enough into the holder's own tmpfs, asking it for its
-    version as the unprivileged user; returns the program and what `doctor` shows of it.
+def install(candidates: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, str]]:
+    """Write the first bubblewrap (`bubblewrap.candidates`, with the content of their files) that is
+    new enough into the holder's own tmpfs, asking it for its version as the unprivileged user;
+    returns the program and what `doctor` shows of it.
 
     Raises:
         SandboxError: there is none.
     """
     seen = []
     for candidate in candidates:
-        folder = f"{PROGRAM}/{candidate.source}"
-        for path, data in candidate.files.items():
-            os.makedirs(os.path.dirname(f"{folder}/{path}"), exist_ok=True)
-            with open(f"{folder}/{path}", "wb") as out:
-                out.write(data)
-            os.chmod(f"{folder}/{path}", 0o755)
-        program = f"{folder}/{candidate.start}"
+        folder, start = Path(PROGRAM, candidate["source"]), candidate["start"]
+        for path, data in candidate["files"].items():
+            os.makedirs((folder / path).parent, exist_ok=True)
+            (folder / path).write_bytes(data)
+            (folder / path).chmod(0o755)
+        program = str(folder / start)
         version = _version(program)
         if version >= spec.OLDEST_BUBBLEWRAP:
-            digest = hashlib.sha256(candidate.files[candidate.start]).hexdigest()
             return program, {
-                "path": candidate.path, "source": candidate.source, "sha256": digest,
+                "path": candidate["path"], "source": candidate["source"],
+                "sha256": hashlib.sha256(candidate["files"][start]).hexdigest(),
                 "version": ".".join(str(number) for number in version),
             }  # fmt: skip
-        seen.append(f"{candidate.path} is {'.'.join(map(str, version)) or 'not runnable'}")
+        seen.append(f"{candidate['path']} is {'.'.join(map(str, version)) or 'not runnable'}")
     oldest = ".".join(str(number) for number in spec.OLDEST_BUBBLEWRAP)
     raise SandboxError(f"wanted bubblewrap {oldest} or newer, found {'; '.join(seen) or 'none'}")
 
@@ -123,9 +111,12 @@ def _version(program: str) -> tuple[int, ...]:
         return ()
 
 
-def usher(connection: socket.socket, order: Mapping[str, Any], group: CgroupPlace | None) -> None:
+def porter(connection: socket.socket, order: Mapping[str, Any], group: CgroupPlace | None) -> None:
     """The porter's whole life."""
-    candidates = [_candidate(entry) for entry in order["candidates"]]
+    candidates = [  # read while they can be
+        {**entry, "files": {path: Path(own).read_bytes() for path, own in entry["files"].items()}}
+        for entry in order["candidates"]
+    ]
     stage = "root"
     try:
         if os.getuid() == 0:
@@ -147,7 +138,7 @@ def usher(connection: socket.socket, order: Mapping[str, Any], group: CgroupPlac
 
 def hold(
     connection: socket.socket,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[Mapping[str, Any]],
     group: CgroupPlace | None,
     *,
     share: bool,
@@ -170,17 +161,7 @@ def hold(
         return
     holder = Holder(program=program, binary=binary, group=group, share=share)
     connection.sendall(wire.encode({"id": 0, **holder.abilities}))
-    asyncio.run(attend(connection, holder))
-
-
-def _candidate(entry: Mapping[str, Any]) -> Candidate:
-    files = {}
-    for path, source in entry["files"].items():
-        with open(source, "rb") as file:
-            files[path] = file.read()
-    return Candidate(
-        source=entry["source"], path=entry["path"], start=entry["start"], files=files
-    )  # fmt: skip
+    asyncio.run(attend(connection, holder.serve))
 
 
 def _end(pid: int) -> None:
@@ -192,7 +173,7 @@ def _end(pid: int) -> None:
 def main() -> None:
     """The keeper: make control groups, start the porter, remove the groups after its end."""
     parent = os.getppid()
-    connection = child.take_line()
+    connection = wire.take_line()
     decoder = wire.Decoder()
     frames: list[wire.Frame] = []
     while not frames:
@@ -208,7 +189,7 @@ def main() -> None:
     kernel.adopt_orphans()
     pid = os.fork()
     if pid == 0:
-        usher(connection, order, group)
+        porter(connection, order, group)
         return
     connection.close()
     signal.signal(signal.SIGTERM, lambda *_: _end(pid))

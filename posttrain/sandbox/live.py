@@ -5,6 +5,10 @@ kernel collects orphans for it (it was started with SIGCHLD ignored), and with i
 every process in them, daemons and `setsid` children included. The one thing that must stay true:
 nothing enters before bubblewrap has finished setting up, and after `end` no process of the
 namespaces is alive.
+
+Its processes are brought to a stand by their control group where that can: in the kernel, whatever
+they do. Without it each is sent a signal, which one that forks without pause, or is woken by
+another, may outrun; `stop` says that all stand still only where nothing moves.
 """
 
 from __future__ import annotations
@@ -16,15 +20,14 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from posttrain.core.errors import SandboxError
-from posttrain.sandbox import egress, usher
-from posttrain.sandbox.limits import CgroupPlace
-from posttrain.sandbox.pipes import Pipe, Process, memory_file
-from posttrain.sandbox.stillness import Stillness
+from posttrain.sandbox import cgroups, egress, usher
+from posttrain.sandbox.cgroups import CgroupPlace
+from posttrain.sandbox.pipes import Pipe, Process, memory_file, ready
 
 _SETUP_S = 20.0
 """Bubblewrap's set-up takes 5 ms; past this the machine is taken to be stuck."""
@@ -32,6 +35,10 @@ _DEATH_S = 20.0
 _NUMBERS = itertools.count(1)
 _WAITING = b"/bin/cat"
 """The program inside: it echoes one line, which tells that it was started, and reads on."""
+_MOST_ROUNDS, _PAUSE_S = 100, 0.002
+"""Of signals, and of looks at a group that is being frozen: a process stops once it was next to run
+and the kernel has done what it does for it.
+"""
 
 
 class Live:
@@ -41,10 +48,12 @@ class Live:
         self._outer = outer
         self._init = init
         self._first = first
+        self._space = _space(first)
         self._held = held
         self._line: socket.socket | None = None
         self._usher: Process | None = None
-        self._stillness: Stillness | None = None
+        self._freezer: str | None = None
+        self._stopped = False
         self.number = next(_NUMBERS)
         self.door: int | None = None
         """A socket that listens in the namespaces, where the usher was asked to open one."""
@@ -58,15 +67,13 @@ class Live:
             SandboxError: it could not get in.
         """
         try:
-            doors = usher.Doors(
-                init=self._init.descriptor, groups=group.entrances if group else (),
-                door=egress.ADDRESS[1] if door else 0,
+            self._freezer = group.freezer if group else None
+            self._line, pid = ushers.start(
+                self._init.descriptor, groups=group.entrances if group else (),
+                port=egress.ADDRESS[1] if door else None,
             )  # fmt: skip
-            self._line, pid = ushers.start(doors)
             self._line.setblocking(False)
             self._usher = Process(pid)
-            freezer = group.freezer if group else None
-            self._stillness = Stillness(self._first, self._usher, freezer=freezer)
             async with asyncio.timeout(_SETUP_S):
                 said, files = await self._said()
             self.door = files[0] if files else None
@@ -80,12 +87,7 @@ class Live:
     async def _said(self) -> tuple[bytes, list[int]]:
         """What the usher says first, and what it hands out."""
         assert self._line is not None, "an usher was started"
-        loop, ready = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._line, ready.set)
-        try:
-            await ready.wait()
-        finally:
-            loop.remove_reader(self._line)
+        await ready(self._line.fileno())
         said, files, _, _ = socket.recv_fds(self._line, 1000, 1)
         for number in files:
             os.set_inheritable(number, False)
@@ -99,20 +101,11 @@ class Live:
             return self._line.recv(1000).decode("utf-8", "replace")
         return ""
 
-    def order(
-        self,
-        argv: Sequence[bytes],
-        files: Sequence[int],
-        *,
-        limits: Mapping[str, int],
-        variables: Mapping[str, str],
-    ) -> None:
-        """Ask the usher for a command; `files` as `usher.order` has them. Where it is gone the
-        command's end is told as empty.
-        """
+    def order(self, command: usher.Command, files: Sequence[int]) -> None:
+        """Ask the usher for a command; where it is gone the command's end is told as empty."""
         assert self._line is not None, "an usher was admitted"
         with contextlib.suppress(OSError):
-            usher.order(self._line, argv, files, limits=limits, variables=variables)
+            usher.order(self._line, command, files)
 
     @property
     def alive(self) -> bool:
@@ -128,6 +121,58 @@ class Live:
         """Those of ours; with the usher, whose children may have it as their parent for good."""
         ours = (self._init, self._outer, self._usher)
         return list(dict.fromkeys(process for process in ours if process is not None))
+
+    # --- standing still ---------------------------------------------------------------------------
+
+    async def stop(self) -> bool:
+        """Stop the usher, so that nothing begins, and all others; whether all stand still."""
+        if self._closed or self._usher is None:
+            return True
+        self._stopped = True
+        if self._freezer is None:
+            return await self._stop_each(self._usher)
+        cgroups.freeze(self._freezer)
+        for _ in range(_MOST_ROUNDS):
+            if cgroups.stands_still(self._freezer):
+                return True
+            await asyncio.sleep(_PAUSE_S)
+        return False
+
+    def go_on(self) -> None:
+        """Let them go on. Idempotent."""
+        stopped, self._stopped = self._stopped, False
+        if stopped and self._freezer is not None:
+            cgroups.thaw(self._freezer)
+        elif stopped and self._usher is not None:
+            for pid in self._members(self._usher)[0]:
+                _signal(pid, signal.SIGCONT)
+
+    async def _stop_each(self, usher: Process) -> bool:
+        """Two rounds in a row have to find that all stand still and nobody is new: a child that one
+        had before it stopped may have come after the list was read.
+        """
+        settled: set[int] = set()
+        for _ in range(_MOST_ROUNDS):
+            members, missed = self._members(usher)
+            running = [pid for pid in members if not _is_stopped(pid)]
+            if not running and not missed and settled.issuperset(members):
+                return True
+            settled = set() if running or missed else set(members)
+            for pid in running:
+                _signal(pid, signal.SIGSTOP)
+            await asyncio.sleep(_PAUSE_S)
+        return False
+
+    def _members(self, usher: Process) -> tuple[list[int], bool]:
+        """The usher and the processes inside but for the first, which only waits; and whether some
+        ended before it was known where they were: they may have left children that are not in the
+        list.
+        """
+        numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        spaces = {pid: _space(pid) for pid in numbers if pid not in (self._first, usher.pid)}
+        inside = [pid for pid, space in spaces.items() if space == self._space]
+        left = [] if usher.ended.done() else [usher.pid]
+        return [*left, *inside], None in spaces.values()
 
     # --- start and end ----------------------------------------------------------------------------
 
@@ -174,17 +219,6 @@ class Live:
             f"bubblewrap could not set up a sandbox: {text[-500:].strip() or 'no reason given'}",
             "run 'posttrain doctor'.",
         )
-
-    async def stop(self) -> bool:
-        """Bring everything inside to a stand; whether nothing moves any more."""
-        if self._closed or self._stillness is None:
-            return True
-        return await self._stillness.begin()
-
-    def go_on(self) -> None:
-        """Let it go on. Idempotent."""
-        if self._stillness is not None:
-            self._stillness.end()
 
     def condemn(self) -> None:
         """Let nothing enter any more: its end is under way."""
@@ -260,3 +294,34 @@ def _spawn(
         for number in files:
             with contextlib.suppress(OSError):
                 os.close(number)
+
+
+def _space(pid: int) -> int | None:
+    """Which process namespace a process is in; None where it ended."""
+    try:
+        return os.stat(f"/proc/{pid}/ns/pid").st_ino
+    except OSError:
+        return None
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether all threads of a process are stopped or dead (proc(5)): the first may be dead while
+    others run. A process that is gone may have left a child.
+    """
+    try:
+        return all(
+            _state(f"/proc/{pid}/task/{thread}/stat") in (b"T", b"Z", b"X")
+            for thread in os.listdir(f"/proc/{pid}/task")
+        )
+    except OSError:
+        return False
+
+
+def _state(file: str) -> bytes:
+    with open(file, "rb") as stat:
+        return stat.read().rpartition(b")")[2].split()[0]
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

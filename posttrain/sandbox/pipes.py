@@ -79,19 +79,19 @@ class Pipe:
                 try:
                     view = view[os.write(self.outer, view) :]
                 except BlockingIOError:
-                    await self._ready(writing=True)
+                    await ready(self.outer, writing=True)
         self.close_outer()
 
     async def word(self) -> bytes:
         """What comes first, in one piece; empty at the end."""
-        await self._ready(writing=False)
+        await ready(self.outer)
         return os.read(self.outer, 1 << 12)
 
     async def line(self) -> bytes:
         """The first line that comes; empty at the end."""
         text = bytearray()
         while b"\n" not in text:
-            await self._ready(writing=False)
+            await ready(self.outer)
             data = os.read(self.outer, 1 << 12)
             if not data:
                 return b""
@@ -103,16 +103,6 @@ class Pipe:
         text = bytearray()
         self.drain_rest(text.extend)
         return bytes(text)
-
-    async def _ready(self, *, writing: bool) -> None:
-        """Until our end can be written or read."""
-        loop = asyncio.get_running_loop()
-        ready = asyncio.Event()
-        (loop.add_writer if writing else loop.add_reader)(self.outer, ready.set)
-        try:
-            await ready.wait()
-        finally:
-            (loop.remove_writer if writing else loop.remove_reader)(self.outer)
 
     def close_outer(self) -> None:
         """Close our end."""
@@ -132,6 +122,17 @@ class Pipe:
         """Close whatever is open."""
         self.close_inner()
         self.close_outer()
+
+
+async def ready(number: int, *, writing: bool = False) -> None:
+    """Until a descriptor can be read, or written."""
+    loop = asyncio.get_running_loop()
+    event = asyncio.Event()
+    (loop.add_writer if writing else loop.add_reader)(number, event.set)
+    try:
+        await event.wait()
+    finally:
+        (loop.remove_writer if writing else loop.remove_reader)(number)
 
 
 def memory_file(name: str, data: bytes) -> int:

@@ -14,9 +14,17 @@ from dataclasses import dataclass
 
 from posttrain.core.errors import IllegalTransitionError, UsageError
 from posttrain.sandbox import moves
-from posttrain.sandbox.demand import PAUSE_S, Demand
-from posttrain.sandbox.lines import Line, Slot, by_state
-from posttrain.sandbox.moves import TRANSITIONS, Event, Instruction, State
+from posttrain.sandbox.moves import (
+    PAUSE_S,
+    TRANSITIONS,
+    Demand,
+    Event,
+    Instruction,
+    Line,
+    Slot,
+    State,
+    by_state,
+)
 
 _ALMOST = 1e-6
 """What rounding may take from a whole start."""

@@ -18,15 +18,17 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from posttrain.core.containment import Capabilities, Sandbox, Sandboxes, Sealed
 from posttrain.core.errors import SandboxError
 from posttrain.core.ports import Clock
 from posttrain.core.task import Environment
 from posttrain.sandbox import moves
+from posttrain.sandbox.cgroups import memory_limit
 from posttrain.sandbox.moves import End, Event, Forget, Hand, Instruction, Refuse, Start
 from posttrain.sandbox.pool import Pool, PoolSettings, PoolStats
-from posttrain.sandbox.prepared import key_of
+from posttrain.sandbox.source import key_of
 
 _FIRST_COMMAND = ("true",)
 _TYPICAL_BYTES = 64 << 20
@@ -34,8 +36,11 @@ _TYPICAL_BYTES = 64 << 20
 
 
 def room() -> int:
-    """How many sandboxes fit half of this machine's memory."""
+    """How many sandboxes fit half of the memory that this process may have."""
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError):
+        own, mounts = (Path(f"/proc/self/{name}").read_text() for name in ("cgroup", "mountinfo"))
+        memory_bytes = min(memory_bytes, memory_limit(own, mounts) or memory_bytes)
     return max(8, memory_bytes // 2 // _TYPICAL_BYTES)
 
 

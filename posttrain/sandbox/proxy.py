@@ -13,11 +13,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 
 from posttrain.core.clock import RealClock
 from posttrain.core.errors import SandboxError
@@ -65,63 +65,6 @@ class ProxyStats:
     requests: int
     bytes_out: int
     bytes_in: int
-
-
-@dataclass(slots=True, kw_only=True)
-class _Visit:
-    """What is known of a connection so far."""
-
-    began_s: float
-    request: Request | None = None
-    address: str | None = None
-    allowed: bool = False
-    reason: str = "the sandbox was closed."
-    bytes_out: int = 0
-    bytes_in: int = 0
-
-    def refused(self, refusal: Refusal) -> None:
-        self.allowed = refusal.status >= 500
-        self.reason, self.address = refusal.reason, refusal.address
-
-    def exchange(self, now_s: float) -> Exchange:
-        request = self.request
-        return Exchange(
-            method=request.method if request else None, host=request.host if request else None,
-            port=request.port if request else None, address=self.address, allowed=self.allowed,
-            reason=self.reason, bytes_out=self.bytes_out, bytes_in=self.bytes_in,
-            duration_s=now_s - self.began_s,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Way:
-    """One direction of a connection."""
-
-    source: socket.socket
-    sink: socket.socket
-    count: Callable[[int], None]
-    """Told of every piece before it is sent; raises OSError where it must not be."""
-
-    async def pass_on(self, first: bytes = b"", *, left: int | None = None) -> None:
-        """Send `first`, then `left` bytes of the source; None: all to its end, which the sink is
-        told of. So it is where the source ends early.
-        """
-        loop = asyncio.get_running_loop()
-        piece = first
-        while True:
-            if piece:
-                self.count(len(piece))
-                await loop.sock_sendall(self.sink, piece)
-            if left == 0:
-                return
-            most = _PIECE_BYTES if left is None else min(left, _PIECE_BYTES)
-            piece = await loop.sock_recv(self.source, most)
-            if not piece:
-                break
-            left = None if left is None else left - len(piece)
-            await asyncio.sleep(0)  # sockets that are always ready would keep the loop
-        with contextlib.suppress(OSError):
-            self.sink.shutdown(socket.SHUT_WR)
 
 
 class Proxy:
@@ -183,12 +126,7 @@ class Proxy:
         self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
     def stats(self) -> ProxyStats:
@@ -231,15 +169,15 @@ class Proxy:
             return
         client.setblocking(False)
         self._requests += 1
-        visit = _Visit(began_s=self._clock.now_s())
+        told = Exchange()
         if self._requests > self._limits.max_requests:
-            self._turn_away(client, visit, f"all {self._limits.max_requests} requests were made.")
+            self._turn_away(client, told, f"all {self._limits.max_requests} requests were made.")
             self._stop_listening()
             self._listener.close()
         elif len(self._serving) >= self._limits.max_connections:
-            self._turn_away(client, visit, f"{len(self._serving)} connections are open already.")
+            self._turn_away(client, told, f"{len(self._serving)} connections are open already.")
         else:
-            task = asyncio.get_running_loop().create_task(self._serve(client, visit))
+            task = asyncio.get_running_loop().create_task(self._serve(client, told))
             self._serving[task] = client
             task.add_done_callback(self._served)
 
@@ -247,28 +185,29 @@ class Proxy:
         """Closing is done here since a task that is cancelled early never runs."""
         self._serving.pop(task).close()
 
-    def _turn_away(self, client: socket.socket, visit: _Visit, reason: str) -> None:
+    def _turn_away(self, client: socket.socket, told: Exchange, reason: str) -> None:
         """Answer and close at once, so that a flood holds no descriptors."""
         refusal = Refusal(429, reason)
-        visit.refused(refusal)
+        told.refused(refusal)
         with client, contextlib.suppress(OSError):
             client.send(refusal.answer)
             client.recv(_PIECE_BYTES)  # closing over unread bytes would take the answer back
-        self._tell(visit.exchange(self._clock.now_s()))
+        self._tell(told)
 
-    async def _serve(self, client: socket.socket, visit: _Visit) -> None:
-        last = b""
+    async def _serve(self, client: socket.socket, told: Exchange) -> None:
+        last, began_s = b"", self._clock.now_s()
         try:
-            await self._answer(client, visit)
+            await self._answer(client, told)
         except Refusal as refusal:
-            visit.refused(refusal)
+            told.refused(refusal)
             last = refusal.answer
         except OSError as error:
-            visit.reason = f"broken off: {cause(error)}."
+            told.reason = f"broken off: {cause(error)}."
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABRUPT)
             return
         finally:
-            self._tell(visit.exchange(self._clock.now_s()))
+            told.duration_s = self._clock.now_s() - began_s
+            self._tell(told)
         await _part(client, last)
 
     async def _request(self, client: socket.socket) -> tuple[Request, bytes]:
@@ -287,25 +226,21 @@ class Proxy:
             raise Refusal(408, reason) from error
         return egress.parse(bytes(data[:length])), bytes(data[length:])
 
-    async def _answer(self, client: socket.socket, visit: _Visit) -> None:
-        """Read a request, ask for leave, connect, and pass on what both sides say.
-
-        Raises:
-            Refusal: something forbids it. OSError: it was broken off.
-        """
+    async def _answer(self, client: socket.socket, told: Exchange) -> None:
+        """Read a request, ask for leave, connect, and pass on what both sides say."""
         request, rest = await self._request(client)
-        visit.request = request
+        told.method, told.host, told.port = request.method, request.host, request.port
         decision = egress.admit(self._network, request.host, request.port)
         if not decision.allowed:
             raise Refusal(403, decision.reason)
-        upstream, visit.address = await self._outside.connect(
+        upstream, told.address = await self._outside.connect(
             request.host, request.port, within_s=self._limits.connect_s
         )
-        visit.allowed = True
+        told.allowed = True
         failure: BaseException | None = None
         with upstream:
             try:
-                await self._pass_on(client, upstream, visit, rest)
+                await self._pass_on(client, upstream, told, request, rest)
             except* TimeoutError:
                 idle = f"{self._limits.idle_s:g} s without a byte"
                 failure = OSError(errno.ETIMEDOUT, idle)
@@ -313,47 +248,76 @@ class Proxy:
                 failure = group.exceptions[0]
         if failure is not None:
             raise failure
-        visit.reason = decision.reason
+        told.reason = decision.reason
 
     async def _pass_on(
-        self, client: socket.socket, upstream: socket.socket, visit: _Visit, rest: bytes
+        self,
+        client: socket.socket,
+        upstream: socket.socket,
+        told: Exchange,
+        request: Request,
+        rest: bytes,
     ) -> None:
         """Until both sides have ended or, without a tunnel, the answer has."""
-        request = visit.request
-        assert request is not None, "it was read"
         async with asyncio.timeout(self._limits.idle_s) as idle, asyncio.TaskGroup() as both:
-            out = _Way(
-                source=client, sink=upstream, count=lambda size: self._count(visit, idle, out=size)
+            out = functools.partial(
+                _flow, client, upstream, lambda size: self._count(told, idle, out=size)
             )
-            back = _Way(
-                source=upstream, sink=client, count=lambda size: self._count(visit, idle, back=size)
+            back = functools.partial(
+                _flow, upstream, client, lambda size: self._count(told, idle, back=size)
             )
             if request.is_tunnel:
                 await asyncio.get_running_loop().sock_sendall(client, egress.ESTABLISHED)
-                both.create_task(out.pass_on(rest))
-                await back.pass_on()
+                both.create_task(out(rest))
+                await back()
             else:
                 body = rest[: request.body_bytes]
                 left = request.body_bytes - len(body)
-                sending = both.create_task(out.pass_on(request.head + body, left=left))
-                await back.pass_on()
+                sending = both.create_task(out(request.head + body, left=left))
+                await back()
                 sending.cancel()
 
-    def _count(self, visit: _Visit, idle: asyncio.Timeout, *, out: int = 0, back: int = 0) -> None:
-        """Bytes are about to pass.
-
-        Raises:
-            OSError: they are more than the sandbox has left.
-        """
+    def _count(self, told: Exchange, idle: asyncio.Timeout, *, out: int = 0, back: int = 0) -> None:
+        """Bytes are about to pass, where they are no more than the sandbox has left."""
         most = self._limits.max_bytes
         if self._bytes_out + out > most or self._bytes_in + back > most:
             raise OSError(errno.EDQUOT, f"all {most} bytes of the sandbox were passed on")
         self._bytes_out += out
         self._bytes_in += back
-        visit.bytes_out += out
-        visit.bytes_in += back
+        told.bytes_out += out
+        told.bytes_in += back
         if not idle.expired():  # an expired one cannot be put off
             idle.reschedule(asyncio.get_running_loop().time() + self._limits.idle_s)
+
+
+async def _flow(
+    source: socket.socket,
+    sink: socket.socket,
+    count: Callable[[int], None],
+    first: bytes = b"",
+    *,
+    left: int | None = None,
+) -> None:
+    """Send `first`, then `left` bytes of the source; None: all to its end, which the sink is told
+    of, and so it is where the source ends early. `count` is told of every piece before it is sent
+    and raises OSError where it must not be.
+    """
+    loop = asyncio.get_running_loop()
+    piece = first
+    while True:
+        if piece:
+            count(len(piece))
+            await loop.sock_sendall(sink, piece)
+        if left == 0:
+            return
+        most = _PIECE_BYTES if left is None else min(left, _PIECE_BYTES)
+        piece = await loop.sock_recv(source, most)
+        if not piece:
+            break
+        left = None if left is None else left - len(piece)
+        await asyncio.sleep(0)  # sockets that are always ready would keep the loop
+    with contextlib.suppress(OSError):
+        sink.shutdown(socket.SHUT_WR)
 
 
 async def _part(client: socket.socket, last: bytes) -> None:

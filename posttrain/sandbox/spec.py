@@ -7,9 +7,8 @@ none of it is the host's home, project, sockets or secrets.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from posttrain.core.errors import UsageError
 from posttrain.core.task import Environment
@@ -46,6 +45,36 @@ COUNTERS: Mapping[str, int] = {
 """What a sandbox may have of what the kernel counts for each host user, who is the same for all
 sandboxes: pseudo-terminals, and files of `/proc/sys/user` (namespaces(7)).
 """
+
+
+MAX_OPEN_FILES = 1024
+MAX_CPU_S = 3_600
+"""Of a process. No command's time limit: what a command leaves behind lives on, and threads use
+several seconds of processors in one. The time of a whole tree is bounded by its group.
+"""
+MAX_QUEUED_SIGNALS = 512
+"""Of a sandbox; the kernel bounds those of all of a host user's sandboxes together as well."""
+
+
+def process_limits(environment: Environment) -> dict[str, int]:
+    """Limits of every process of a command, by their names in `resource`. `RLIMIT_NPROC` counts
+    within the sandbox's own user namespace, where its first process and the command's usher are
+    as well.
+
+    >>> process_limits(Environment(max_processes=7))["RLIMIT_NPROC"]
+    9
+    """
+    return {
+        "RLIMIT_AS": environment.memory_bytes,
+        "RLIMIT_CORE": 0,
+        "RLIMIT_CPU": MAX_CPU_S,
+        "RLIMIT_FSIZE": environment.disk_bytes,
+        "RLIMIT_MEMLOCK": 64 << 10,
+        "RLIMIT_MSGQUEUE": 0,
+        "RLIMIT_NOFILE": MAX_OPEN_FILES,
+        "RLIMIT_NPROC": environment.max_processes + 2,
+        "RLIMIT_SIGPENDING": MAX_QUEUED_SIGNALS,
+    }
 
 
 def etc_files(uid: int) -> Mapping[str, str]:
@@ -100,18 +129,29 @@ def system_path(path: str) -> str:
 _SHOWN = ("usr", "bin", "sbin", "lib", "lib32", "lib64")
 
 
-def guards(environment: Environment) -> dict[str, list[Any]]:
-    """What the environment guards: paths of the workspace as parts, and `system` ones.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guards:
+    """What commands of a lease must not change, and what they must not see."""
 
-    Raises:
-        UsageError: a path is neither of the workspace nor of the system.
-    """
-    system = [path for path in environment.hidden if _is_system(path)]
-    return {
-        "read_only": [workspace_parts(path) for path in environment.read_only],
-        "hidden": [workspace_parts(path) for path in environment.hidden if path not in system],
-        "system": [system_path(path) for path in system],
-    }
+    read_only: Sequence[tuple[str, ...]] = ()
+    hidden: Sequence[tuple[str, ...]] = ()
+    """Of the workspace, as parts."""
+    system: Sequence[str] = ()
+    """Hidden absolute paths."""
+
+    @staticmethod
+    def of(environment: Environment) -> Guards:
+        """Those that the environment wants.
+
+        Raises:
+            UsageError: a path is neither of the workspace nor of the system.
+        """
+        system = [path for path in environment.hidden if _is_system(path)]
+        return Guards(
+            read_only=[workspace_parts(path) for path in environment.read_only],
+            hidden=[workspace_parts(path) for path in environment.hidden if path not in system],
+            system=[system_path(path) for path in system],
+        )
 
 
 def _is_system(path: str) -> bool:
@@ -137,27 +177,22 @@ class Disk:
         return f"size={self.size_bytes},nr_inodes={self.inodes},mode=755"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Where the holder keeps the parts of one sandbox, as paths it can bind."""
-
-    disk: str
-    """Folder with the entries of `WRITABLE`."""
-    etc: str
-    empty: str
-    """An empty folder, to cover what must not be seen."""
-    system: Mapping[str, str]
-    """Host's top-level system folder → link target, or '' where it is a folder to bind."""
-    artefacts: str | None = None
-    hidden: Mapping[str, str] = field(default_factory=dict)
-    """Absolute path that must be found empty → the empty thing to show instead."""
-
-
 _NAMESPACES = ("user", "pid", "net", "ipc", "uts", "cgroup")
 
 
-def bubblewrap_arguments(layout: Layout) -> tuple[str, ...]:
-    """Bubblewrap's options (bwrap(1)) for a sandbox, without descriptors and its program.
+def bubblewrap_arguments(
+    *,
+    disk: str,
+    etc: str,
+    empty: str,
+    system: Mapping[str, str],
+    artefacts: str | None = None,
+    hidden: Mapping[str, str] | None = None,
+) -> tuple[str, ...]:
+    """Bubblewrap's options (bwrap(1)) for a sandbox, without descriptors and its program, from
+    paths of the holder: a folder with the entries of `WRITABLE`, the /etc to show, and an empty
+    folder to cover what must not be seen. `system` are the host's top-level folders and what they
+    are links to ('': a folder), `hidden` absolute paths and what to show instead.
 
     `/proc/1` is covered: the first process runs as the commands' user, and its descriptors lead to
     the holder. `/` and `/dev` are bubblewrap's own tmpfs without a cap, hence read-only.
@@ -167,16 +202,16 @@ def bubblewrap_arguments(layout: Layout) -> tuple[str, ...]:
     options += ["--hostname", "sandbox", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     options += ["--as-pid-1"]
     options += ["--clearenv"]
-    for folder, target in layout.system.items():
+    for folder, target in system.items():
         options += ["--symlink", target, folder] if target else ["--ro-bind", folder, folder]
-    for path, instead in layout.hidden.items():
+    for path, instead in (hidden or {}).items():
         options += ["--ro-bind", instead, path]
-    options += ["--ro-bind", layout.etc, "/etc"]
-    options += ["--proc", "/proc", "--ro-bind", layout.empty, "/proc/1"]
-    options += ["--dev", "/dev", "--bind", f"{layout.disk}/shm", "/dev/shm"]
-    options += ["--remount-ro", "/dev", "--bind", f"{layout.disk}/tmp", "/tmp"]
-    options += ["--bind", f"{layout.disk}/work", WORKSPACE]
-    if layout.artefacts is not None:
-        options += ["--ro-bind", layout.artefacts, ARTEFACTS]
+    options += ["--ro-bind", etc, "/etc"]
+    options += ["--proc", "/proc", "--ro-bind", empty, "/proc/1"]
+    options += ["--dev", "/dev", "--bind", f"{disk}/shm", "/dev/shm"]
+    options += ["--remount-ro", "/dev", "--bind", f"{disk}/tmp", "/tmp"]
+    options += ["--bind", f"{disk}/work", WORKSPACE]
+    if artefacts is not None:
+        options += ["--ro-bind", artefacts, ARTEFACTS]
     options += ["--remount-ro", "/", "--chdir", WORKSPACE]
     return tuple(options)

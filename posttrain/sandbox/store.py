@@ -11,14 +11,15 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
+from posttrain.core.containment import Sealed
 from posttrain.core.errors import SandboxError, UsageError
 from posttrain.sandbox import command_line, spec, vault
 from posttrain.sandbox.cell import Client
 from posttrain.sandbox.channel import Channel
 from posttrain.sandbox.command_line import CallError, CommandLine, Container, Mount
+from posttrain.sandbox.leases import Leases, LeaseState, SealedWorkspace
 
 _PREFIX = "posttrain"
 _OWN_BYTES = 128 << 20
@@ -110,7 +111,7 @@ class Store:
     # --- what commands see ------------------------------------------------------------------------
 
     def mounts(
-        self, guards: Mapping[str, Sequence[Any]], kinds: Mapping[tuple[str, ...], str]
+        self, guards: spec.Guards, kinds: Mapping[tuple[str, ...], str]
     ) -> tuple[Mount, ...]:
         """The folders that commands write to, and what guards them. `kinds` tells what is at each
         path of the guards now, while nothing moves; what is not there needs none. The folders on
@@ -121,18 +122,18 @@ class Store:
             Mount(source=f"{self.point}/{part}", target=place, read_only=False)
             for part, place in zip(spec.WRITABLE, places, strict=True)
         ]
-        shown = {path: f"{work}/{'/'.join(path)}" for path in guards["read_only"] if kinds[path]}
-        shown |= {path: self._cover(kinds[path]) for path in guards["hidden"] if kinds[path]}
+        shown = {path: f"{work}/{'/'.join(path)}" for path in guards.read_only if kinds[path]}
+        shown |= {path: self._cover(kinds[path]) for path in guards.hidden if kinds[path]}
         ways = {path[:depth] for path in shown for depth in range(1, len(path))} - shown.keys()
         for path in sorted({*shown, *ways}):
             place = "/".join(path)
             source = shown.get(path, f"{work}/{place}")
             target = f"{spec.WORKSPACE}/{place}"
             found.append(Mount(source=source, target=target, read_only=path in shown))
-        for path in guards["system"]:
-            if os.path.exists(path):
-                kind = "folder" if os.path.isdir(path) else "file"
-                found.append(Mount(source=self._cover(kind), target=path))
+        for hidden in guards.system:
+            if os.path.exists(hidden):
+                kind = "folder" if os.path.isdir(hidden) else "file"
+                found.append(Mount(source=self._cover(kind), target=hidden))
         return tuple(found)
 
     def _cover(self, kind: str) -> str:
@@ -144,14 +145,14 @@ class Store:
         return Mount(source=f"{self.point}/{spec.WRITABLE[0]}", target=spec.ARTEFACTS)
 
 
-def ensure_mountable(guards: Mapping[str, Sequence[Any]]) -> None:
+def ensure_mountable(guards: spec.Guards) -> None:
     """Refuse what the command line has no way to write.
 
     Raises:
         UsageError: a guarded path has a comma, a quote or a line's end in it.
     """
-    paths = ["/".join(path) for path in (*guards["read_only"], *guards["hidden"])]
-    for path in (*paths, *guards["system"]):
+    paths = ["/".join(path) for path in (*guards.read_only, *guards.hidden)]
+    for path in (*paths, *guards.system):
         if set(path) & set(',"\n\r'):
             raise UsageError(
                 f"wanted a guarded path that a container can be told of, got {path!r}.",
@@ -170,6 +171,38 @@ def _vault(line: CommandLine, name: str, disk: spec.Disk, over: Store | None) ->
         memory_bytes=disk.size_bytes + _OWN_BYTES, capabilities=_CAPABILITIES,
         argv=(python, "-I", "-S", "-B", "-c", f"{_BUILD}vault.main()", str(line.uid), code),
     )  # fmt: skip
+
+
+class SealedStore(SealedWorkspace):
+    """What an attempt left (`containment.Sealed`), kept by its vault."""
+
+    def __init__(self, name: str, store: Store, leases: Leases) -> None:
+        super().__init__(name, store.channel, leases)
+        self.store = store
+
+    async def seal(self) -> None:
+        """Make it so. Nothing may run over its disk."""
+        await self._ask("seal")
+        self._leases.move(self.name, LeaseState.SEALED)
+
+    async def close(self) -> None:
+        """As the port says."""
+        if self._leases.state(self.name) is not LeaseState.CLOSED:
+            self._leases.move(self.name, LeaseState.CLOSED)
+            await self.store.leave()
+
+
+def store_of(sealed: Sealed | None, line: CommandLine) -> Store | None:
+    """The disk of a workspace that this source sealed.
+
+    Raises:
+        UsageError: it is of another source.
+    """
+    if sealed is None:
+        return None
+    if not isinstance(sealed, SealedStore) or sealed.store.line is not line:
+        raise UsageError(f"wanted a workspace sealed by this source, got {sealed!r}.")
+    return sealed.store
 
 
 async def sweep(line: CommandLine) -> None:

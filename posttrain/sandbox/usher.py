@@ -51,17 +51,17 @@ the order itself as a file.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doors:
-    """What the usher goes through."""
+class Command:
+    """What to run and within which limits."""
 
-    init: int
-    """Pidfd of the sandbox's first process; a descriptor of the holder."""
-    groups: tuple[str, ...]
-    """Files that a process writes to for joining the sandbox's control groups."""
-    door: int
-    """Port of the sandbox's loopback to listen on for a proxy; 0: none. The socket goes along with
-    `READY`.
-    """
+    argv: tuple[bytes, ...]
+    stdin: bytes
+    timeout_s: float
+    cap_bytes: int
+    """Of each output stream."""
+    limits: Mapping[str, int]
+    variables: Mapping[str, str]
+    """On top of those that every command has."""
 
 
 class Ushers:
@@ -73,18 +73,22 @@ class Ushers:
         self._seccomp = seccomp
         self._maker: socket.socket | None = None
 
-    def start(self, doors: Doors) -> tuple[socket.socket, int]:
-        """Make an usher; returns the line to it, on which it says `READY` or what went wrong, and
-        its number. This process must have one thread.
+    def start(
+        self, init: int, *, groups: Sequence[str], port: int | None
+    ) -> tuple[socket.socket, int]:
+        """Make an usher to the namespaces of a process given by pidfd, that joins control groups by
+        these files; returns the line to it and its number. It says `READY` or what went wrong, with
+        a socket along that listens on the sandbox's loopback for a proxy, where a port is given.
+        This process must have one thread.
 
         Raises:
             OSError: no process could be made.
         """
-        order = json.dumps([doors.groups, doors.door]).encode()
+        order = json.dumps([groups, port]).encode()
         ours, theirs = socket.socketpair()
         with theirs:
             for _ in range(2):  # A maker that was lost is replaced.
-                told = self._ask(order, [theirs.fileno(), doors.init])
+                told = self._ask(order, [theirs.fileno(), init])
                 if told:
                     (pid,) = _STATUS.unpack(told)
                     return ours, pid
@@ -105,22 +109,15 @@ class Ushers:
         return b""
 
 
-def order(
-    line: socket.socket,
-    argv: Sequence[bytes],
-    files: Sequence[int],
-    *,
-    limits: Mapping[str, int],
-    variables: Mapping[str, str],
-) -> None:
-    """Ask for a command over (standard input, output, error, where its end is told); `variables`
-    come on top of those that every command has.
+def order(line: socket.socket, command: Command, files: Sequence[int]) -> None:
+    """Ask for a command over (standard input, output, error, where its end is told).
 
     Raises:
         OSError: the usher is gone.
     """
-    words = [os.fsdecode(word) for word in argv]
-    text = json.dumps({"argv": words, "limits": limits, "variables": dict(variables)})
+    words = [os.fsdecode(word) for word in command.argv]
+    variables = dict(command.variables)
+    text = json.dumps({"argv": words, "limits": command.limits, "variables": variables})
     number = memory_file("order", text.encode("ascii"))
     try:
         socket.send_fds(line, [b"o"], [*files, number])
@@ -169,32 +166,38 @@ def _make(orders: socket.socket, seccomp: bytes | None) -> None:
         text, files, _, _ = socket.recv_fds(orders, _LONGEST_ORDER, 2)
         if not text:
             return
-        groups, door = json.loads(text)
-        line, init = files
+        groups, port = json.loads(text)
         pid = os.fork()
         if pid == 0:
-            _serve(Doors(init=init, groups=groups, door=door), line, seccomp, least_bytes)
+            _serve(files, groups, port, seccomp, least_bytes)
         for number in files:
             os.close(number)
         orders.send(_STATUS.pack(pid))
 
 
-def _serve(doors: Doors, line: int, seccomp: bytes | None, least_bytes: int) -> NoReturn:
+def _serve(
+    files: Sequence[int],
+    group_files: Sequence[str],
+    port: int | None,
+    seccomp: bytes | None,
+    least_bytes: int,
+) -> NoReturn:
+    """An usher's whole life; `files` are its line and the pidfd."""
     try:
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        groups = [os.open(file, os.O_WRONLY) for file in doors.groups]
-        _keep((line, doors.init, os.open("/proc/sys/user", os.O_PATH), *groups))
+        groups = [os.open(file, os.O_WRONLY) for file in group_files]
+        _keep((*files, os.open("/proc/sys/user", os.O_PATH), *groups))
         _enter()
         os.chdir(spec.WORKSPACE)
-        doors_out = _listening(doors.door)
+        doors = [] if port is None else [_listening(port)]
         kernel.drop_capabilities()
         kernel.hide_memory()
         kernel.no_new_privileges()
         if seccomp is not None:
             kernel.filter_calls(seccomp)
         orders = socket.socket(fileno=_LINE)
-        socket.send_fds(orders, [READY], doors_out)
+        socket.send_fds(orders, [READY], doors)
         for number in range(_GROUPS, _GROUPS + len(groups)):
             os.write(number, b"0")
         os.closerange(_LINE + 1, os.sysconf("SC_OPEN_MAX"))
@@ -225,12 +228,9 @@ def _enter() -> None:
             os.close(number)
 
 
-def _listening(port: int) -> list[int]:
+def _listening(port: int) -> int:
     """A socket in the sandbox's network namespace, listening, by descriptor."""
-    if not port:
-        return []
-    door = socket.create_server(("127.0.0.1", port), backlog=128)
-    return [door.detach()]
+    return socket.create_server(("127.0.0.1", port), backlog=128).detach()
 
 
 def _keep(numbers: Sequence[int]) -> None:

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from posttrain.sandbox import copies, kernel, spec, wire, workspace
+from posttrain.sandbox import kernel, spec, wire, workspace
 
 DISK, OVER = "/disk", "/over"
 NOTHING = "empty"
@@ -26,7 +26,6 @@ UNFOLLOWED = "/not-followed/"
 """What links of a sealed disk lead to, beneath which nothing is: a link that a policy left must not
 lead a checker to the checker's own files. What goes on over the disk has them as they were.
 """
-_ENTERABLE = 0o755
 
 
 def main() -> None:
@@ -44,11 +43,8 @@ def main() -> None:
         for frame in decoder.feed(data):
             try:
                 head, body = _serve(root, frame.head, frame.body)
-            except OSError as error:
-                head, body = {"errno": error.errno, "error": str(error)}, b""
             except Exception as error:  # The boundary of this process.
-                told = f"{type(error).__name__}: {error}"
-                head, body = {"error": told, "next_step": ""}, b""
+                head, body = wire.failure(error), b""
             _answer({**head, "id": frame.head["id"]}, body)
 
 
@@ -65,33 +61,25 @@ def _furnish() -> None:
     os.close(os.open(f"{DISK}/{NOTHING}/file", os.O_CREAT | os.O_WRONLY, 0o644))
     for part in spec.WRITABLE:
         if os.path.isdir(f"{OVER}/{part}"):
-            copies.copy(f"{OVER}/{part}", f"{DISK}/{part}")
+            workspace.copy(f"{OVER}/{part}", f"{DISK}/{part}")
     _turn_links(away=False)
 
 
 def _serve(root: int, head: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
     match head["op"]:
-        case "read":
-            data = workspace.read(root, head["parts"], max_bytes=head["max_bytes"])
-            return {"found": data is not None}, data or b""
-        case "entries":
-            return {"entries": workspace.entries(root, max_entries=head["max_entries"])}, b""
-        case "write":
-            workspace.write(root, head["parts"], body)
         case "kinds":
             return {"kinds": [_kind(root, parts) for parts in head["paths"]]}, b""
         case "enter":
-            os.fchmod(root, _ENTERABLE)
+            workspace.open_up(root)
         case "use":
-            disk = os.fstatvfs(root)
-            used = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
-            return {"bytes": used, "full": disk.f_bavail == 0 or disk.f_favail == 0}, b""
+            used, full = workspace.use(root)
+            return {"bytes": used, "full": full}, b""
         case "seal":
-            os.fchmod(root, _ENTERABLE)
+            workspace.open_up(root)
             workspace.sweep(root)
             _turn_links(away=True)
-        case unknown:
-            return {"error": f"a vault knows no operation {unknown!r}", "next_step": ""}, b""
+        case _:
+            return workspace.serve(root, head, body)
     return {}, b""
 
 

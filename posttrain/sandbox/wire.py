@@ -1,7 +1,7 @@
 """Frames between this process and the processes it keeps: a JSON head and raw bytes.
 
-It reads and writes nothing. A frame is two big-endian lengths, the head, the body. The one thing
-that must stay true: a peer that sends garbage gives `FrameError` and never a frame.
+A frame is two big-endian lengths, the head, the body. The one thing that must stay true: a peer
+that sends garbage gives `FrameError` and never a frame.
 """
 
 from __future__ import annotations
@@ -9,11 +9,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from posttrain.core.errors import SandboxError
+
+LINE = 3
+"""Descriptor under which a process that we started finds its end of the line."""
 _LENGTHS = struct.Struct("!II")
 MAX_HEAD_BYTES = 64 << 20
 MAX_BODY_BYTES = 256 << 20
@@ -106,3 +111,34 @@ def _head(text: bytes) -> Mapping[str, Any]:
 
 def _refuse(name: str) -> None:
     raise FrameError(f"{name} is no JSON value")
+
+
+def failure(error: Exception) -> dict[str, Any]:
+    """The head that tells of a request that failed."""
+    if isinstance(error, OSError):
+        return {"errno": error.errno, "error": str(error)}
+    if isinstance(error, SandboxError):
+        return {"error": error.message, "next_step": error.next_step}
+    return {"error": f"{type(error).__name__}: {error}", "next_step": ""}
+
+
+def answered(frame: Frame) -> Frame:
+    """The answer itself.
+
+    Raises:
+        OSError, SandboxError: the request failed.
+    """
+    if "errno" in frame.head:
+        raise OSError(frame.head["errno"], frame.head["error"])
+    if "error" in frame.head:
+        raise SandboxError(frame.head["error"], frame.head["next_step"])
+    return frame
+
+
+def take_line() -> socket.socket:
+    """The end of the line of a process that we started, out of reach of whatever it starts; every
+    other descriptor above the three standard ones is closed.
+    """
+    os.closerange(LINE + 1, os.sysconf("SC_OPEN_MAX"))
+    os.set_inheritable(LINE, False)
+    return socket.socket(fileno=LINE)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import json
 import os
 import queue
 import signal
@@ -20,14 +21,16 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from posttrain.core.errors import UsageError, WorkerError
 from posttrain.core.task import Json
-from posttrain.sandbox import child, wire
+from posttrain.sandbox import wire
+from posttrain.sandbox.channel import spawn
 
 _LOAD_S = 120.0
 """For starting the process and importing the function's module; not part of a call's time."""
-_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+_PASSED_ON = {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV"}
 _FIXED: Mapping[str, str] = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
 
 
@@ -69,11 +72,12 @@ class ProcessWorkers:
         """
         if function.count(":") != 1 or timeout_s <= 0:
             raise UsageError(f"wanted 'module:name' and a time, got {function!r}, {timeout_s} s.")
-        head = {"id": 0, "function": function, "arguments": list(arguments)}
         try:
-            data = wire.encode(head)
+            data = json.dumps(arguments, allow_nan=False).encode("ascii")
         except (TypeError, ValueError) as error:
             raise UsageError(f"arguments of {function} are no JSON values: {error}.") from error
+        if len(data) > wire.MAX_BODY_BYTES:
+            raise UsageError(f"arguments of {function} have {len(data)} bytes, which are too many.")
         call = _Call(function, data, timeout_s)
         try:
             answer = self._threads.submit(self._carry_out, call)
@@ -82,7 +86,9 @@ class ProcessWorkers:
         try:
             return await asyncio.wrap_future(answer)
         except asyncio.CancelledError:
-            call.cancel()
+            call.cancelled = True
+            for process in self._processes:
+                process.drop(call)
             task = asyncio.current_task()
             if task is not None and not task.cancelling():
                 raise WorkerError("the workers were closed.") from None
@@ -126,7 +132,7 @@ class ProcessWorkers:
     def _collect(self) -> None:
         self._threads.shutdown()
         for process in self._processes:
-            process.collect()
+            process.end()
 
     async def __aenter__(self) -> ProcessWorkers:
         return self
@@ -135,99 +141,93 @@ class ProcessWorkers:
         await self.close()
 
 
+@dataclass(slots=True, eq=False)
 class _Call:
-    """One call, which may be cancelled while a process works on it."""
+    """One call."""
 
-    def __init__(self, function: str, data: bytes, timeout_s: float) -> None:
-        self.function = function
-        self.data = data
-        self.timeout_s = timeout_s
-        self.timed_out = False
-        self._lock = threading.Lock()
-        self._cancelled = False
-        self._process: _Process | None = None
-
-    def cancel(self) -> None:
-        """Kill the process that works on it, now or as soon as one would."""
-        with self._lock:
-            self._cancelled = True
-            if self._process is not None:
-                self._process.kill()
-
-    @contextlib.contextmanager
-    def on(self, process: _Process) -> Iterator[None]:
-        """While `process` works on it."""
-        with self._lock:
-            if self._cancelled:
-                raise WorkerError(f"{self.function} was cancelled.")
-            self._process = process
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._process = None
+    function: str
+    arguments: bytes
+    timeout_s: float
+    timed_out: bool = False
+    cancelled: bool = False
 
 
 class _Process:
-    """One worker process; used by one thread at a time, killed from any."""
+    """One worker process after another, made and ended by the one thread that uses it; others hang
+    up on it, which that thread takes for its end.
+    """
 
     def __init__(self, memory_bytes: int) -> None:
         self._memory_bytes = memory_bytes
         self._lock = threading.Lock()
-        self._pid: int | None = None
         self._line: socket.socket | None = None
+        self._call: _Call | None = None
+        """What it works on."""
+        self._pid = 0
+        self._decoder = wire.Decoder()
+        self._loaded = set[str]()
         self._closed = False
         self.started = 0
 
     def call(self, call: _Call) -> Json:
-        """Send a call and wait for its answer.
+        """Send a call and wait for its answer."""
+        stage, order = f"{_LOAD_S:g} s for importing its module", {"function": call.function}
+        head: Mapping[str, Any] = {}
+        try:
+            with self._on(call) as line:
+                if call.function not in self._loaded:
+                    head = self._answer(line, wire.encode(order), within_s=_LOAD_S)
+                if "error" not in head:
+                    self._loaded.add(call.function)
+                    stage, data = f"{call.timeout_s:g} s", wire.encode(order, call.arguments)
+                    head = self._answer(line, data, within_s=call.timeout_s)
+        except TimeoutError as error:
+            self.end()
+            call.timed_out = True
+            raise WorkerError(f"{call.function} ran past its time limit ({stage}).") from error
+        except (OSError, wire.FrameError) as error:
+            told = f"exit code {self.end()}, {error}"
+            raise WorkerError(f"the worker of {call.function} died ({told}).") from error
+        if "error" in head:
+            raise WorkerError(f"{call.function} {head['error']}")
+        if "result" not in head:
+            raise WorkerError(f"{call.function} gave no answer but {dict(head)!r:.200}.")
+        return head["result"]
 
-        Raises:
-            WorkerError: see `ProcessWorkers.call`.
-        """
-        stage = f"{_LOAD_S:g} s for importing its module"
-        with call.on(self):
-            try:
-                line = self._ensure()
-                decoder = wire.Decoder()
-                line.settimeout(_LOAD_S)
-                line.sendall(call.data)
-                loaded = self._next(line, decoder, time.monotonic() + _LOAD_S)
-                if "error" in loaded.head:
-                    raise WorkerError(f"{call.function} {loaded.head['error']}")
-                stage = f"{call.timeout_s:g} s"
-                answer = self._next(line, decoder, time.monotonic() + call.timeout_s)
-            except TimeoutError as error:
-                self.kill()
-                self.collect()
-                call.timed_out = True
-                raise WorkerError(f"{call.function} ran past its time limit ({stage}).") from error
-            except (OSError, wire.FrameError) as error:
-                self.kill()
-                code = self.collect()
-                raise WorkerError(
-                    f"the worker of {call.function} died (exit code {code}, {error})."
-                ) from error
-        if "error" in answer.head:
-            raise WorkerError(f"{call.function} {answer.head['error']}")
-        if "result" not in answer.head:
-            raise WorkerError(f"{call.function} gave no answer but {dict(answer.head)!r:.200}.")
-        return answer.head["result"]
+    @contextlib.contextmanager
+    def _on(self, call: _Call) -> Iterator[socket.socket]:
+        """The line to a living process, while it works on a call."""
+        line = self._ensure()
+        with self._lock:
+            if call.cancelled:
+                raise WorkerError(f"{call.function} was cancelled.")
+            self._call = call
+        try:
+            yield line
+        finally:
+            with self._lock:
+                self._call = None
+            if call.cancelled:
+                raise OSError("it was cancelled")
 
-    def _next(self, line: socket.socket, decoder: wire.Decoder, until_s: float) -> wire.Frame:
-        """The next frame."""
-        for frame in decoder.feed(b""):
-            return frame
-        while True:
-            left_s = until_s - time.monotonic()
-            if left_s <= 0:
-                raise TimeoutError
+    def drop(self, call: _Call) -> None:
+        """Hang up if it works on this call, which is cancelled."""
+        with self._lock:
+            if self._call is call and self._line is not None:
+                _hang_up(self._line)
+
+    def _answer(self, line: socket.socket, data: bytes, *, within_s: float) -> Mapping[str, Any]:
+        """What the process answers to a frame."""
+        until_s = time.monotonic() + within_s
+        line.settimeout(within_s)
+        line.sendall(data)
+        while (left_s := until_s - time.monotonic()) > 0:
             line.settimeout(left_s)
-            data = line.recv(1 << 16)
-            if not data:
+            if not (received := line.recv(1 << 16)):
                 raise OSError("it closed the line")
-            for frame in decoder.feed(data):
-                return frame
+            for frame in self._decoder.feed(received):
+                return frame.head
+        raise TimeoutError
 
     def _ensure(self) -> socket.socket:
         """The line to a living process."""
@@ -236,46 +236,46 @@ class _Process:
                 raise WorkerError("the workers are closed.")
             if self._line is not None:
                 return self._line
-            ours, theirs = socket.socketpair()
-            variables = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+            line, theirs = socket.socketpair()
             with theirs:
-                self._pid = child.spawn(
+                self._pid = spawn(
                     "posttrain.sandbox.worker_main",
                     theirs.fileno(),
-                    options=("-B",),
+                    options=("-B", "-P"),
                     search=tuple(path or os.getcwd() for path in sys.path),
-                    variables={**variables, **_FIXED},
+                    variables={**_FIXED, **_passed_on()},
                 )
-            self._line = ours
+            self._line, self._decoder = line, wire.Decoder()
+            self._loaded.clear()
             self.started += 1
         order = {"memory_bytes": self._memory_bytes, "parent": os.getpid()}
-        ours.settimeout(_LOAD_S)
-        ours.sendall(wire.encode(order))
-        return ours
+        line.sendall(wire.encode(order))
+        return line
 
-    def kill(self) -> None:
-        """End the process and what it started."""
+    def end(self) -> int | None:
+        """Kill the process and what it started: its exit code. The next call starts another."""
         with self._lock:
-            if self._pid is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._pid, signal.SIGKILL)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._pid, signal.SIGKILL)
-
-    def collect(self) -> int | None:
-        """Reap it once it was killed or died: its exit code. The next call starts another."""
-        with self._lock:
-            code = None
-            if self._pid is not None:
-                code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
-                self._pid = None
-            if self._line is not None:
-                self._line.close()
-                self._line = None
-            return code
+            line, self._line = self._line, None
+        if line is None:
+            return None
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError):
+                kill(self._pid, signal.SIGKILL)
+        line.close()
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
     def close(self) -> None:
-        """Kill it for good; a call under way fails."""
+        """Hang up for good; a call under way fails."""
         with self._lock:
             self._closed = True
-        self.kill()
+            if self._line is not None:
+                _hang_up(self._line)
+
+
+def _hang_up(line: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        line.shutdown(socket.SHUT_RDWR)
+
+
+def _passed_on() -> dict[str, str]:
+    return {name: os.environ[name] for name in _PASSED_ON & os.environ.keys()}

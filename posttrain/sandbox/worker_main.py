@@ -2,12 +2,14 @@
 
 Its standard output and error go nowhere, so a print cannot corrupt an answer. It imports what the
 called function's module needs and nothing else of this project. The one thing that must stay true:
-each call gets one "loaded" or error frame, and then one result or error frame.
+each request gets one answer: "loaded" for the name of a function, its result for its arguments, or
+an error.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import os
 import resource
@@ -16,12 +18,12 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from posttrain.sandbox import child, kernel, wire
+from posttrain.sandbox import kernel, wire
 
 
 def main() -> None:
     """Serve calls."""
-    line = child.take_line()
+    line = wire.take_line()
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)
     frames = _frames(line)
@@ -33,7 +35,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for frame in frames:
-        _serve(line, frame.head["function"], frame.head["arguments"])
+        line.sendall(_answer(frame))
 
 
 def _frames(line: socket.socket) -> Iterator[wire.Frame]:
@@ -42,19 +44,17 @@ def _frames(line: socket.socket) -> Iterator[wire.Frame]:
         yield from decoder.feed(data)
 
 
-def _serve(line: socket.socket, name: str, arguments: list[Any]) -> None:
-    """Answer one call. Whatever ours raises is told, `BaseException` included."""
+def _answer(frame: wire.Frame) -> bytes:
+    """Answer one request. Whatever ours raises is told, `BaseException` included."""
+    stage = "could not be loaded:"
     try:
-        function = _load(name)
+        function = _load(frame.head["function"])
+        if not frame.body:
+            return wire.encode({"loaded": True})
+        stage = "raised"
+        return wire.encode({"result": _json(function(*json.loads(frame.body)))})
     except BaseException as error:
-        line.sendall(wire.encode({"error": f"could not be loaded: {_story(error)}"}))
-        return
-    line.sendall(wire.encode({"loaded": True}))
-    try:
-        answer = wire.encode({"result": _json(function(*arguments))})
-    except BaseException as error:
-        answer = wire.encode({"error": f"raised {_story(error)}"})
-    line.sendall(answer)
+        return wire.encode({"error": f"{stage} {_story(error)}"})
 
 
 def _load(name: str) -> Callable[..., Any]:

@@ -1,9 +1,9 @@
-"""Files of a folder that a policy filled, read and written without following any link.
+"""Files of a folder that a policy filled, read, written and copied without following any link.
 
-The folder is given by descriptor, so no path leads to it.
+The folder is given by descriptor, so no path leads to it, but for a copy, made while nothing moves.
 Every component is opened relative to the one before it with `O_NOFOLLOW` (open(2)), so neither a
-link nor a rename during the walk leads out. Not a copier of trees. The one thing that must stay
-true: only regular files beneath the folder are ever read or written, and no open can block.
+link nor a rename during the walk leads out. The one thing that must stay true: only regular files
+beneath the folder are ever read or written, and no open can block.
 """
 
 from __future__ import annotations
@@ -11,13 +11,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from posttrain.core.errors import SandboxError
 
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
 _DEEPEST = 64
 _LONGEST = 1_024
 """Characters of a folder's path: a list of 4,096 entries must fit into one frame."""
+_DEEPEST_COPY, _LONGEST_COPY = 200, 3_000
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LEAF = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -80,6 +85,35 @@ def write(root: int, parts: Sequence[str], data: bytes) -> None:
         view = memoryview(data)
         while view:
             view = view[os.write(leaf, view) :]
+
+
+def serve(root: int, head: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    """Answer a request to read, write or list (`wire`)."""
+    match head["op"]:
+        case "read":
+            data = read(root, head["parts"], max_bytes=head["max_bytes"])
+            return {"found": data is not None}, data or b""
+        case "entries":
+            return {"entries": entries(root, max_entries=head["max_entries"])}, b""
+        case "write":
+            write(root, head["parts"], body)
+            return {}, b""
+        case unknown:
+            raise SandboxError(f"nobody here knows an operation {unknown!r}.")
+
+
+def open_up(root: int) -> None:
+    """Let its owner in, before every command: a policy that shut itself out must not thereby keep
+    the next command, the sealing or a checker from working.
+    """
+    os.fchmod(root, 0o755)
+
+
+def use(root: int) -> tuple[int, bool]:
+    """Bytes that the file system holds, and whether no block or no file is left on it."""
+    disk = os.fstatvfs(root)
+    used = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
+    return used, disk.f_bavail == 0 or disk.f_favail == 0
 
 
 def sweep(root: int) -> None:
@@ -193,3 +227,63 @@ def _open(name: str, flags: int, folder: int) -> Iterator[int]:
         yield leaf
     finally:
         os.close(leaf)
+
+
+# --- copies -----------------------------------------------------------------------------------
+
+
+def copy(source: str, target: str) -> None:
+    """Copy what is in a folder to another one, links as links. It needs no more room than what it
+    is made of: holes stay holes, and links of one file links of one file.
+
+    Raises:
+        OSError: not all could be copied.
+    """
+    made = dict[int, str]()
+    try:
+        shutil.copytree(
+            source, target, symlinks=True, dirs_exist_ok=True, ignore=_left_out,
+            copy_function=lambda one, other: _copy(one, other, made),
+        )  # fmt: skip
+    except shutil.Error as error:
+        raise OSError(errno.EIO, f"not all could be copied: {error.args[0][:3]}") from error
+
+
+def _left_out(folder: str, names: list[str]) -> set[str]:
+    """Of a copy: pipes and sockets, which are nothing without their processes, and folders that lie
+    too deep for a path.
+    """
+    deep = folder.count("/") > _DEEPEST_COPY or len(os.fsencode(folder)) > _LONGEST_COPY
+    kinds = {name: stat.S_IFMT(os.lstat(f"{folder}/{name}").st_mode) for name in names}
+    wanted = {stat.S_IFREG, stat.S_IFLNK, *(() if deep else (stat.S_IFDIR,))}
+    return {name for name, kind in kinds.items() if kind not in wanted}
+
+
+def _copy(source: str, target: str, made: dict[int, str]) -> None:
+    """Copy a file; `made` tells what was made of each so far."""
+    status = os.lstat(source)
+    if status.st_ino in made:
+        os.link(made[status.st_ino], target)
+        return
+    made[status.st_ino] = target
+    with open(source, "rb", buffering=0) as old, open(target, "wb", buffering=0) as new:
+        for start, end in _pieces(old.fileno()):
+            new.seek(start)
+            while start < end:
+                start += os.sendfile(new.fileno(), old.fileno(), start, end - start)
+        new.truncate(status.st_size)
+    shutil.copystat(source, target)
+
+
+def _pieces(file: int) -> Iterator[tuple[int, int]]:
+    """Start and end of what is no hole (lseek(2))."""
+    end = 0
+    while True:
+        try:
+            start = os.lseek(file, end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return
+            raise
+        end = os.lseek(file, start, os.SEEK_HOLE)
+        yield start, end

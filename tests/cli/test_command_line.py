@@ -26,7 +26,7 @@ from posttrain.loop.driver import Ending
 from posttrain.observe.journal import FileJournal
 from posttrain.observe.ledger import FileLedger
 from posttrain.sandbox import drivers
-from posttrain.sandbox.machine import Abilities
+from posttrain.sandbox.source import Abilities
 from posttrain.schedule.account import Account
 from tests.evals.run_folder import write_run
 

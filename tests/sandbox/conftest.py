@@ -13,7 +13,7 @@ from posttrain.core.containment import Sandbox
 from posttrain.core.errors import IsolationError
 from posttrain.core.task import Environment
 from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
-from posttrain.sandbox.limits import cgroup_places
+from posttrain.sandbox.cgroups import cgroup_places
 
 
 @pytest.fixture(scope="session")

@@ -4,18 +4,16 @@ import asyncio
 import functools
 import os
 import socket
-from pathlib import Path
 
-import posttrain
-from posttrain.sandbox import child, wire
-from posttrain.sandbox.channel import Channel
+from posttrain.sandbox import wire
+from posttrain.sandbox.channel import ROOT, Channel, spawn
 
 
 def main() -> None:
     """The process: answers every request with a descriptor, which is the writing end of a pipe of
     the test's, once it was told to.
     """
-    line = child.take_line()
+    line = wire.take_line()
     decoder, wait = wire.Decoder(), []
     while data := line.recv(1 << 16):
         for frame in decoder.feed(data):
@@ -33,8 +31,7 @@ def main() -> None:
 
 def test_what_comes_with_an_answer_is_closed_if_nobody_takes_it():
     start = functools.partial(
-        child.spawn, "tests.sandbox.test_channel", options=(),
-        search=[str(Path(posttrain.__file__).parents[1])], variables={},
+        spawn, "tests.sandbox.test_channel", options=(), search=[ROOT], variables={}
     )  # fmt: skip
     channel = Channel(start, name="a peer of a test")
 

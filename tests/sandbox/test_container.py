@@ -14,7 +14,7 @@ from posttrain.core.errors import IsolationError, UsageError
 from posttrain.core.task import Environment, Isolation
 from posttrain.sandbox import command_line, drivers, seccomp, spec, store, vault
 from posttrain.sandbox.command_line import CommandLine, Container, Mount
-from posttrain.sandbox.limits import process_limits
+from posttrain.sandbox.spec import process_limits
 from tests.sandbox.conftest import all_end, processes_named, tree_below
 from tests.sandbox.drivers import REAL
 from tests.sandbox.test_lifecycle import ROOT
@@ -197,10 +197,10 @@ def test_links_of_a_sealed_disk_lead_nowhere_and_come_back(tmp_path, monkeypatch
 
 def test_guards_are_mounted_with_the_folders_on_the_way_and_only_where_something_is():
     disk = store.Store(PODMAN, "v", "/m", None)
-    guards = {
-        "read_only": [("d", "e", "kept"), ("gone",)], "hidden": [("d", "key"), ("s",)],
-        "system": ["/usr/bin/env", "/usr/no-such-thing"],
-    }  # fmt: skip
+    guards = spec.Guards(
+        read_only=[("d", "e", "kept"), ("gone",)], hidden=[("d", "key"), ("s",)],
+        system=["/usr/bin/env", "/usr/no-such-thing"],
+    )  # fmt: skip
     kinds = {("d", "e", "kept"): "file", ("gone",): "", ("d", "key"): "file", ("s",): "folder"}
     found = {m.target: (m.source, m.read_only) for m in disk.mounts(guards, kinds)}
     assert found == {
@@ -216,7 +216,7 @@ def test_guards_are_mounted_with_the_folders_on_the_way_and_only_where_something
 @pytest.mark.parametrize("path", ["a,ro", 'a"b', "a\nb"])
 def test_a_guard_that_a_command_line_would_misread_is_refused(path):
     with pytest.raises(UsageError, match="comma"):
-        store.ensure_mountable(spec.guards(Environment(read_only=(path,))))
+        store.ensure_mountable(spec.Guards.of(Environment(read_only=(path,))))
 
 
 def test_volumes_of_dead_callers_are_removed_and_no_others(installed, monkeypatch):

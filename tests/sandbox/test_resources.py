@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from posttrain.core.task import Environment
-from posttrain.sandbox.limits import CgroupPlace, cgroup_places
+from posttrain.sandbox.cgroups import CgroupPlace, cgroup_places
 from tests.sandbox.conftest import children, tree_below
 
 

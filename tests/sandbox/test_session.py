@@ -230,10 +230,32 @@ def test_a_flood_is_cut_and_the_next_call_begins_clean(inside):
         result = await python(sandbox, flood)
         assert result.truncated
         assert "of 30000000 bytes left out" in result.stdout
-        late = "import threading, time\ndef late():\n    while True: print('late')\n"
-        await python(sandbox, late + "threading.Thread(target=late, daemon=True).start()")
-        after = await python(sandbox, "import sys; late = time.sleep; x")
-        assert "1\n" in after.stdout
+        clean = await python(sandbox, "x")
+        assert (clean.stdout, clean.truncated) == ("1\n", False)
+
+    inside(body, SMALL)
+
+
+LATE = """
+import threading
+n = 0
+def late():
+    global n
+    while True:
+        print("late")
+        n += 1
+threading.Thread(target=late, daemon=True).start()
+"""
+
+
+def test_a_thread_that_prints_for_ever_takes_nothing_but_output_from_later_calls(inside):
+    """What a later call shows stands amid the flood, and may be cut from it."""
+
+    async def body(sandbox):
+        await python(sandbox, LATE)
+        after = await python(sandbox, "end = n + 2000\nwhile n < end: pass\nraise SystemExit(7)")
+        assert (after.exit_code, after.truncated) == (7, True)
+        assert "late\n" in after.stdout
 
     inside(body, SMALL)
 

@@ -24,7 +24,7 @@ from posttrain.core.clock import RealClock
 from posttrain.core.errors import SandboxError
 from posttrain.core.task import Environment
 from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
-from posttrain.sandbox.limits import cgroup_places
+from posttrain.sandbox.cgroups import cgroup_places
 from posttrain.sandbox.pooled import PooledSandboxes
 from tests.sandbox.conftest import children, groups_of, host_mounts, processes_named, tree_below
 from tests.sandbox.visits import KINDS, REACHING, SETUPS, Scene

@@ -4,11 +4,9 @@ from hypothesis import strategies as st
 
 from posttrain.core.errors import UsageError
 from posttrain.core.task import Environment
-from posttrain.sandbox.spec import Disk, Layout, bubblewrap_arguments, workspace_parts
+from posttrain.sandbox.spec import Disk, bubblewrap_arguments, workspace_parts
 
-LAYOUT = Layout(
-    disk="/d", etc="/e", empty="/n", system={"/usr": "", "/bin": "usr/bin"}, artefacts=None
-)
+LAYOUT = {"disk": "/d", "etc": "/e", "empty": "/n", "system": {"/usr": "", "/bin": "usr/bin"}}
 
 
 @pytest.mark.parametrize(
@@ -30,7 +28,7 @@ def test_accepted_paths_have_only_plain_components(path):
 
 
 def test_every_bind_that_can_be_written_lies_on_the_capped_disk():
-    arguments = bubblewrap_arguments(LAYOUT)
+    arguments = bubblewrap_arguments(**LAYOUT)
     writable = [arguments[i + 1] for i, word in enumerate(arguments) if word == "--bind"]
     assert sorted(writable) == ["/d/shm", "/d/tmp", "/d/work"]
     assert "--tmpfs" not in arguments
@@ -39,16 +37,15 @@ def test_every_bind_that_can_be_written_lies_on_the_capped_disk():
 
 
 def test_artefacts_are_mounted_read_only_and_only_where_there_are_any():
-    assert "/artefacts" not in bubblewrap_arguments(LAYOUT)
-    beside = Layout(disk="/d", etc="/e", empty="/n", system={}, artefacts="/a")
-    arguments = bubblewrap_arguments(beside)
+    assert "/artefacts" not in bubblewrap_arguments(**LAYOUT)
+    arguments = bubblewrap_arguments(**LAYOUT, artefacts="/a")
     assert arguments[arguments.index("/a") - 1 : arguments.index("/a") + 2] == (
         "--ro-bind", "/a", "/artefacts",
     )  # fmt: skip
 
 
 def test_links_of_a_merged_system_stay_links():
-    arguments = " ".join(bubblewrap_arguments(LAYOUT))
+    arguments = " ".join(bubblewrap_arguments(**LAYOUT))
     assert "--symlink usr/bin /bin" in arguments
     assert "--ro-bind /usr /usr" in arguments
 

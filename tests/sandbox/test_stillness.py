@@ -7,7 +7,7 @@ import pytest
 
 from posttrain.core.containment import Bound
 from posttrain.core.task import Environment
-from posttrain.sandbox import child
+from posttrain.sandbox import bubblewrap
 from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
 from posttrain.sandbox.holder import Lease
 
@@ -15,10 +15,12 @@ from posttrain.sandbox.holder import Lease
 @pytest.fixture(params=["with groups", "without"])
 def source(request, machine, monkeypatch):
     """A source of sandboxes, in either case."""
-    spawn = child.spawn
+    spawn = bubblewrap.spawn
     if request.param == "without":
         monkeypatch.setattr(
-            child, "spawn", lambda _, *line, **how: spawn("tests.sandbox.groupless", *line, **how)
+            bubblewrap,
+            "spawn",
+            lambda _, *line, **how: spawn("tests.sandbox.groupless", *line, **how),
         )
     made = BubblewrapSandboxes()
     limits = asyncio.run(made.capabilities()).limits

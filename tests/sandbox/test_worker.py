@@ -1,11 +1,13 @@
 import asyncio
 import os
+import sys
 import threading
 import time
 
 import pytest
 
 from posttrain.core.errors import UsageError, WorkerError
+from posttrain.sandbox import wire
 from posttrain.sandbox.worker import ProcessWorkers
 from tests.sandbox.conftest import processes_named
 
@@ -161,6 +163,23 @@ def test_only_harmless_variables_reach_the_process(workers, monkeypatch):
     seen = asyncio.run(body())
     assert "secret" not in seen.values()
     assert seen["PYTHONHASHSEED"] == "0"
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_process_has_the_package_that_this_one_imported(tmp_path, monkeypatch, listed):
+    """Another checkout, or the user's folder, came before it; `listed` on our own search path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    for name in ("posttrain", *(() if listed else ("json", "math"))):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('of somebody else')")
+    if listed:
+        sys.path.insert(0, str(tmp_path))
+
+    async def body():
+        async with ProcessWorkers() as fresh:
+            return await fresh.call(f"{HERE}:file_of", "posttrain.sandbox.wire", timeout_s=20)
+
+    assert asyncio.run(body()) == wire.__file__
 
 
 def test_closing_fails_calls_and_leaves_no_process():

@@ -72,6 +72,10 @@ def hungry():
     return len(b"x" * (1 << 30))
 
 
+def file_of(module):
+    return sys.modules[module].__file__
+
+
 def variables():
     return dict(os.environ)
 

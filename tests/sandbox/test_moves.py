@@ -1,4 +1,4 @@
-from posttrain.sandbox.demand import Demand
+from posttrain.sandbox.moves import Demand
 
 
 def asked(*times_s: float, warmed_s: float | None = None) -> Demand:
