@@ -39,7 +39,7 @@ class Status(StrEnum):
     """Training cannot work like this."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One row of the table."""
 
@@ -49,9 +49,7 @@ class Finding:
     next_step: str = ""
 
 
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
-) -> None:
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
     """Check this machine: one table, ok or problem, and the next step."""
     findings = [finding for check in CHECKS for finding in _found(check)]
     if as_json:
@@ -68,11 +66,9 @@ def _found(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     try:
         yield from check()
     except PosttrainError as error:
-        yield Finding(
-            name=name, status=Status.PROBLEM, found=error.message, next_step=error.next_step
-        )
+        yield Finding(name, Status.PROBLEM, error.message, error.next_step)
     except OSError as error:
-        yield Finding(name=name, status=Status.PROBLEM, found=str(error))
+        yield Finding(name, Status.PROBLEM, str(error))
 
 
 def _show(findings: list[Finding]) -> None:
@@ -97,7 +93,7 @@ def _show(findings: list[Finding]) -> None:
 def check_python() -> Iterator[Finding]:
     """The interpreter."""
     found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    yield Finding(name="python", status=Status.OK, found=f"{found}, {sys.executable}")
+    yield Finding("python", Status.OK, f"{found}, {sys.executable}")
 
 
 def check_torch() -> Iterator[Finding]:
@@ -105,10 +101,10 @@ def check_torch() -> Iterator[Finding]:
     try:
         import torch
     except ImportError as error:
-        yield Finding(name="torch", status=Status.PROBLEM, found=str(error), next_step="make setup")
+        yield Finding("torch", Status.PROBLEM, str(error), "make setup")
         return
     device = "CPU (a GPU is here, but not used yet)" if torch.cuda.is_available() else "CPU"
-    yield Finding(name="torch", status=Status.OK, found=f"{torch.__version__}, {device}")
+    yield Finding("torch", Status.OK, f"{torch.__version__}, {device}")
 
 
 def check_threads() -> Iterator[Finding]:
@@ -122,12 +118,12 @@ def check_threads() -> Iterator[Finding]:
     )
     if slowdown.threads > threads.cores():
         step = f"OMP_NUM_THREADS={threads.cores()}"
-        yield Finding(name="threads", status=Status.WARNING, found=found, next_step=step)
+        yield Finding("threads", Status.WARNING, found, step)
     elif slowdown.ratio > SLOW_BESIDE_NEIGHBOUR:
         step = "stop other work while training, or set OMP_WAIT_POLICY=PASSIVE"
-        yield Finding(name="threads", status=Status.WARNING, found=found, next_step=step)
+        yield Finding("threads", Status.WARNING, found, step)
     else:
-        yield Finding(name="threads", status=Status.OK, found=found)
+        yield Finding("threads", Status.OK, found)
 
 
 def check_sandbox() -> Iterator[Finding]:
@@ -142,10 +138,10 @@ def check_sandbox() -> Iterator[Finding]:
         able = probe.abilities
         if able is None:
             yield Finding(
-                name=f"sandbox: {name}",
-                status=Status.WARNING if works else Status.PROBLEM,
-                found=probe.problem or "no sandbox can be made so here",
-                next_step=f"none needed while {works[0]} works" if works else _WITHOUT_SANDBOXES,
+                f"sandbox: {name}",
+                Status.WARNING if works else Status.PROBLEM,
+                probe.problem or "no sandbox can be made so here",
+                f"none needed while {works[0]} works" if works else _WITHOUT_SANDBOXES,
             )
             continue
         can = able.capabilities
@@ -158,7 +154,7 @@ def check_sandbox() -> Iterator[Finding]:
             f"network: {', '.join(sorted(can.reach))}"
             f"{'' if can.freezes else '; cannot freeze'}"
         )
-        yield Finding(name=f"sandbox: {name}", status=Status.OK, found=found)
+        yield Finding(f"sandbox: {name}", Status.OK, found)
 
 
 _WITHOUT_SANDBOXES = "train on answer domains only, or mend this first"
@@ -171,13 +167,13 @@ def check_models() -> Iterator[Finding]:
     names = [model.name for model in models.ls()]
     if names:
         found = f"{', '.join(names)} in {models.cache_dir()}"
-        yield Finding(name="models", status=Status.OK, found=found)
+        yield Finding("models", Status.OK, found)
     else:
         yield Finding(
-            name="models",
-            status=Status.WARNING,
-            found=f"no model in {models.cache_dir()}",
-            next_step="posttrain models fetch smollm2-135m",
+            "models",
+            Status.WARNING,
+            f"no model in {models.cache_dir()}",
+            "posttrain models fetch smollm2-135m",
         )
 
 
@@ -188,10 +184,10 @@ def check_disk() -> Iterator[Finding]:
     found = f"{free_gib:.1f} GiB free at {place.resolve()}"
     enough = free_gib >= WANTED_DISK_GIB
     yield Finding(
-        name="disk",
-        status=Status.OK if enough else Status.PROBLEM,
-        found=found,
-        next_step="" if enough else f"free space: a run wants {WANTED_DISK_GIB:.0f} GiB",
+        "disk",
+        Status.OK if enough else Status.PROBLEM,
+        found,
+        "" if enough else f"free space: a run wants {WANTED_DISK_GIB:.0f} GiB",
     )
 
 
@@ -200,13 +196,13 @@ def check_runs() -> Iterator[Finding]:
     root = runs.root()
     place = _nearest_existing(root)
     if os.access(place, os.W_OK | os.X_OK) and place.is_dir():
-        yield Finding(name="runs folder", status=Status.OK, found=f"{root} can be written")
+        yield Finding("runs folder", Status.OK, f"{root} can be written")
     else:
         yield Finding(
-            name="runs folder",
-            status=Status.PROBLEM,
-            found=f"{root} cannot be written (no write access to {place})",
-            next_step=f"chmod u+wx {place}, or set POSTTRAIN_RUNS to another folder",
+            "runs folder",
+            Status.PROBLEM,
+            f"{root} cannot be written (no write access to {place})",
+            f"chmod u+wx {place}, or set POSTTRAIN_RUNS to another folder",
         )
 
 

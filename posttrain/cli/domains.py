@@ -121,7 +121,10 @@ def check(
 
         refused = {}
         doing = _Doing()
-        async for name, report in examination.examine(entries, doing, per_level=per_level):
+        examined = examination.examine(
+            entries, per_level=per_level, begins=doing.begins, ends=doing.ends
+        )
+        async for name, report in examined:
             doing.clear()
             _tell(report, as_json=as_json)
             doing.draw()

@@ -7,37 +7,32 @@ that must stay true: every domain asked about gets its report, whatever is wrong
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from posttrain.core.errors import PosttrainError
 from posttrain.domains.catalogue import DomainSpec, Entry
 from posttrain.evals.admission import Admission
 from posttrain.loop.wiring import open_examiner
 
-
-class Watch(Protocol):
-    """Is told what is under examination."""
-
-    def begins(self, name: str) -> None:
-        """The examination of a domain begins."""
-        ...
-
-    def ends(self, name: str) -> None:
-        """It is over."""
-        ...
+SIDE_BY_SIDE = 2
 
 
 async def examine(
-    entries: Sequence[Entry], watch: Watch, *, per_level: int, side_by_side: int = 2
+    entries: Sequence[Entry],
+    *,
+    per_level: int,
+    begins: Callable[[str], None],
+    ends: Callable[[str], None],
 ) -> AsyncIterator[tuple[str, Admission]]:
-    """Name of each domain, as it was asked for, and the report on it, as they are done."""
-    async with open_examiner(processes=side_by_side) as (supply, examiner):
-        room = asyncio.Semaphore(side_by_side)
+    """Name of each domain, as it was asked for, and the report on it, as they are done; `begins`
+    and `ends` are told what is under examination.
+    """
+    async with open_examiner(processes=SIDE_BY_SIDE) as (supply, examiner):
+        room = asyncio.Semaphore(SIDE_BY_SIDE)
 
         async def one(entry: Entry) -> tuple[str, Admission]:
             async with room:
-                watch.begins(entry.name)
+                begins(entry.name)
                 try:
                     keys = await supply.keys([DomainSpec(name=entry.name)])
                     return entry.name, await examiner.examine(keys, per_level=per_level)
@@ -45,7 +40,7 @@ async def examine(
                     refused = Admission(domain=entry.name, tasks=0, distinct=0, error=str(error))
                     return entry.name, refused
                 finally:
-                    watch.ends(entry.name)
+                    ends(entry.name)
 
         tasks = [asyncio.create_task(one(entry)) for entry in entries]
         try:

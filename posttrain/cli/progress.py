@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Protocol, TextIO, cast
 
 from rich.console import Console, Group, RenderableType
@@ -48,8 +47,7 @@ class DomainWatch:
     @property
     def reward(self) -> float | None:
         """Mean over the window; None where nothing was rewarded yet."""
-        count = sum(n for _, n in self.rewards)
-        return sum(reward * n for reward, n in self.rewards) / count if count else None
+        return _mean(self.rewards)
 
 
 class Watch:
@@ -132,9 +130,7 @@ class Watch:
     @property
     def reward(self) -> float | None:
         """Mean reward over the window, all domains."""
-        pairs = [pair for domain in self.domains.values() for pair in domain.rewards]
-        count = sum(n for _, n in pairs)
-        return sum(reward * n for reward, n in pairs) / count if count else None
+        return _mean([pair for domain in self.domains.values() for pair in domain.rewards])
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -211,26 +207,14 @@ class Heartbeat:
             self._told_s = math.inf
 
 
-class LiveView:
+class LiveView(Live):
     """The live display."""
 
     def __init__(self, watch: Watch, console: Console) -> None:
         self._watch = watch
-        self._live = Live(
+        super().__init__(
             get_renderable=self.render, console=console, refresh_per_second=4, transient=True
         )
-
-    def __enter__(self) -> LiveView:
-        self._live.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._live.__exit__(kind, error, trace)
 
     def record(self, kind: str, data: Mapping[str, Json]) -> None:
         """Take note; the display refreshes itself."""
@@ -285,6 +269,12 @@ def display(watch: Watch, clock: Clock, console: Console | None = None) -> Displ
     if console.is_terminal:
         return cast("Display", LiveView(watch, console))
     return cast("Display", Heartbeat(watch, clock, sys.stdout))
+
+
+def _mean(rewards: Collection[tuple[float, int]]) -> float | None:
+    """Mean over all attempts; None where there was none."""
+    count = sum(n for _, n in rewards)
+    return sum(reward * n for reward, n in rewards) / count if count else None
 
 
 def _percent(share: float | None) -> str:

@@ -9,7 +9,6 @@ work, and the error names *all* such keys at once.
 from __future__ import annotations
 
 import difflib
-import hashlib
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,12 +76,6 @@ class Resolved(Generic[T]):
     def tree(self) -> dict[str, Any]:
         """All values, defaults included, as plain JSON values."""
         return self.value.model_dump(mode="json")
-
-    @property
-    def sha256(self) -> str:
-        """Hash of all values; equal configurations share it whatever their origins."""
-        canonical = json.dumps(self.tree, sort_keys=True, allow_nan=False)
-        return hashlib.sha256(canonical.encode()).hexdigest()
 
     def origin(self, *path: str | int) -> Origin:
         """Origin of the value at a path; for something inside a list, that of the list."""

@@ -65,14 +65,14 @@ class Sampled:
 class Row:
     """One token sequence. Entries of all `_T` tuples belong together; length T."""
 
-    ids_T: tuple[int, ...]
-    mask_T: tuple[bool, ...]
+    ids_T: tuple[int, ...] = ()
+    mask_T: tuple[bool, ...] = ()
     """True where the token was sampled by the policy (or written by an oracle) and is trained."""
-    logprobs_T: tuple[float, ...]
+    logprobs_T: tuple[float, ...] = ()
     """Behaviour log-probability where `mask_T`, 0.0 elsewhere."""
-    versions_T: tuple[int, ...]
+    versions_T: tuple[int, ...] = ()
     """Weight version where `mask_T`, -1 for tokens that no version sampled."""
-    kv_versions_T: tuple[int, ...]
+    kv_versions_T: tuple[int, ...] = ()
     media: tuple[str, ...] = ()
     """Content hashes of media in the prompt, in order."""
 
@@ -80,6 +80,29 @@ class Row:
         lengths = {len(self.ids_T), len(self.mask_T), len(self.logprobs_T),
                    len(self.versions_T), len(self.kv_versions_T)}  # fmt: skip
         assert len(lengths) == 1, f"row with columns of unequal length: {sorted(lengths)}"
+
+    def given(self, ids: tuple[int, ...]) -> Row:
+        """The row with given tokens behind it: mask 0, no log-probability, no version."""
+        none = len(ids) * (-1,)
+        return replace(
+            self,
+            ids_T=self.ids_T + ids,
+            mask_T=self.mask_T + len(ids) * (False,),
+            logprobs_T=self.logprobs_T + len(ids) * (0.0,),
+            versions_T=self.versions_T + none,
+            kv_versions_T=self.kv_versions_T + none,
+        )
+
+    def sampled(self, sampled: Sampled) -> Row:
+        """The row with sampled tokens behind it."""
+        return replace(
+            self,
+            ids_T=self.ids_T + sampled.ids,
+            mask_T=self.mask_T + len(sampled.ids) * (True,),
+            logprobs_T=self.logprobs_T + sampled.logprobs,
+            versions_T=self.versions_T + sampled.versions,
+            kv_versions_T=self.kv_versions_T + sampled.kv_versions,
+        )
 
     @property
     def prompt_length(self) -> int:

@@ -7,18 +7,12 @@ significant fall, in a watch domain too, closes the gate.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
-from posttrain.evals.metrics import (
-    Constant,
-    Evaluation,
-    Pairing,
-    macro_gain_p,
-    pairings,
-    scores,
-)
-from posttrain.observe.statistics import Interval, holm, wilson
+from posttrain.evals import metrics
+from posttrain.evals.metrics import Constant, Evaluation, Pair
+from posttrain.observe.statistics import holm, mcnemar_exact
 
 IMPROVED_P = 0.01
 FALLEN_P = 0.05
@@ -37,23 +31,30 @@ class Comparison:
     n: int
     """Tasks scored both times."""
     coverage: float
+    """Their share of the domain's tasks."""
     before: float
     """Pass rates over those tasks; 0 where there are none."""
     after: float
-    before_interval: Interval
-    after_interval: Interval
     p: float
     """Exact McNemar, two-sided."""
-    p_holm: float
+    p_holm: float = 1.0
     """The same, corrected over all evaluated domains."""
     constant: Constant | None
-    improved: bool
-    fallen: bool
 
     @property
     def above_constant(self) -> bool:
         """Whether it ends above the best constant answer."""
         return self.after > (self.constant.rate if self.constant else 0.0)
+
+    @property
+    def improved(self) -> bool:
+        """Whether it gained significantly, and ends above the best constant answer."""
+        return self.after > self.before and self.above_constant and self.p < IMPROVED_P
+
+    @property
+    def fallen(self) -> bool:
+        """Whether it fell significantly."""
+        return self.after < self.before and self.p_holm < FALLEN_P
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,17 +91,17 @@ def decide(before: Evaluation, after: Evaluation, *, watch: Collection[str] = ()
     Raises:
         UsageError: the evaluations cannot be compared.
     """
-    pairs = pairings(before, after)
-    corrected = holm({domain: pairing.p for domain, pairing in pairs.items()})
-    constants = {domain: score.constant for domain, score in scores(after).items()}
-    comparisons = tuple(
-        _compared(pairing, corrected[domain], constants[domain], watch=domain in watch)
-        for domain, pairing in pairs.items()
-    )
+    constants = {domain: score.constant for domain, score in metrics.scores(after).items()}
+    found = [
+        _compared(domain, pairs, constants[domain], watch=domain in watch)
+        for domain, pairs in metrics.pairs(before, after).items()
+    ]
+    corrected = holm({one.domain: one.p for one in found})
+    comparisons = tuple(replace(one, p_holm=corrected[one.domain]) for one in found)
     trained = [one for one in comparisons if not one.watch]
     macro_before = sum(one.before for one in trained) / len(trained) if trained else 0.0
     macro_after = sum(one.after for one in trained) / len(trained) if trained else 0.0
-    macro_p = macro_gain_p(before, after, [one.domain for one in trained])
+    macro_p = metrics.macro_gain_p(before, after, [one.domain for one in trained])
     return Decision(
         comparisons=comparisons,
         macro_before=macro_before,
@@ -111,25 +112,19 @@ def decide(before: Evaluation, after: Evaluation, *, watch: Collection[str] = ()
 
 
 def _compared(
-    pairing: Pairing, p_holm: float, constant: Constant | None, *, watch: bool
+    domain: str, pairs: Sequence[Pair], constant: Constant | None, *, watch: bool
 ) -> Comparison:
-    before = pairing.before / pairing.n if pairing.n else 0.0
-    after = pairing.after / pairing.n if pairing.n else 0.0
-    rising = after > before and after > (constant.rate if constant else 0.0)
+    scored = metrics.scored_twice(pairs)
+    n = len(scored)
     return Comparison(
-        domain=pairing.domain,
+        domain=domain,
         watch=watch,
-        n=pairing.n,
-        coverage=pairing.coverage,
-        before=before,
-        after=after,
-        before_interval=wilson(pairing.before, pairing.n),
-        after_interval=wilson(pairing.after, pairing.n),
-        p=pairing.p,
-        p_holm=p_holm,
+        n=n,
+        coverage=n / len(pairs) if pairs else 0.0,
+        before=sum(old for old, _ in scored) / n if n else 0.0,
+        after=sum(new for _, new in scored) / n if n else 0.0,
+        p=mcnemar_exact(scored.count((True, False)), scored.count((False, True))),
         constant=constant,
-        improved=rising and pairing.p < IMPROVED_P,
-        fallen=after < before and p_holm < FALLEN_P,
     )
 
 

@@ -15,7 +15,7 @@ from posttrain.core.errors import UsageError
 from posttrain.core.task import Json
 from posttrain.core.trajectory import Sampling, Trajectory
 from posttrain.core.verdict import Outcome, StopReason
-from posttrain.observe.statistics import Interval, mcnemar_exact, paired_permutation, wilson
+from posttrain.observe.statistics import Interval, paired_permutation, wilson
 
 TASKS, SANDBOX_TASKS = 128, 48
 """Held-out tasks of a domain, by default; of one whose tasks run in a sandbox."""
@@ -156,68 +156,16 @@ def macro_rate(evaluation: Evaluation, domains: Sequence[str] | None = None) -> 
     return math.fsum(rates) / len(rates) if rates else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pairing:
-    """One domain before and after, over the tasks that were scored both times."""
-
-    domain: str
-    n: int
-    before: int
-    """Passed before."""
-    after: int
-    """Passed after."""
-    gained: int
-    """Passed after, not before."""
-    dropped: int
-    """Passed before, not after."""
-    planned: int
-    """Tasks of the suite in this domain."""
-
-    @property
-    def p(self) -> float:
-        """Two-sided p of McNemar's exact test."""
-        return mcnemar_exact(self.dropped, self.gained)
-
-    @property
-    def coverage(self) -> float:
-        """Share of the planned tasks that could be compared."""
-        return self.n / self.planned if self.planned else 0.0
+Pair = tuple[bool | None, bool | None]
+"""Whether a task was passed before and after; None where the attempt was lost."""
 
 
-def pairings(before: Evaluation, after: Evaluation) -> dict[str, Pairing]:
+def pairs(before: Evaluation, after: Evaluation) -> dict[str, list[Pair]]:
     """Both evaluations task by task, for every domain.
 
     Raises:
         UsageError: they are not of the same suite and sampling, or name different tasks.
     """
-    pairs = _pairs(before, after)
-    return {domain: _pairing(domain, of_domain) for domain, of_domain in pairs.items()}
-
-
-def macro_gain_p(before: Evaluation, after: Evaluation, domains: Sequence[str]) -> float:
-    """Two-sided p of the macro gain in pass rate over the named domains.
-
-    Signs of the per-task differences are flipped within domains: tasks are the units, every domain
-    weighs the same, and no distribution is assumed (a normal approximation would be one, over a
-    handful of domains).
-    """
-    pairs = _pairs(before, after)
-    differences = {
-        domain: [float(new) - float(old) for old, new in _compared(pairs[domain])]
-        for domain in domains
-    }
-    return paired_permutation(differences)
-
-
-_Pair = tuple[bool | None, bool | None]
-
-
-def _compared(pairs: Sequence[_Pair]) -> list[tuple[bool, bool]]:
-    """The pairs that were scored both times."""
-    return [(old, new) for old, new in pairs if old is not None and new is not None]
-
-
-def _pairs(before: Evaluation, after: Evaluation) -> dict[str, list[_Pair]]:
     if (before.suite, before.sampling) != (after.suite, after.sampling):
         raise UsageError(
             "wanted two evaluations of one suite under one sampling, got suites "
@@ -227,23 +175,30 @@ def _pairs(before: Evaluation, after: Evaluation) -> dict[str, list[_Pair]]:
     new = {result.task: result for result in after.results}
     if set(old) != set(new) or len(old) != len(before.results) or len(new) != len(after.results):
         raise UsageError("wanted each task of the suite once in both evaluations.")
-    pairs: dict[str, list[_Pair]] = {domain: [] for domain in before.domains}
+    found: dict[str, list[Pair]] = {domain: [] for domain in before.domains}
     for task, result in old.items():
-        pairs[result.domain].append((result.passed, new[task].passed))
-    return pairs
+        found[result.domain].append((result.passed, new[task].passed))
+    return found
 
 
-def _pairing(domain: str, pairs: Sequence[_Pair]) -> Pairing:
-    compared = _compared(pairs)
-    return Pairing(
-        domain=domain,
-        n=len(compared),
-        before=sum(old for old, _ in compared),
-        after=sum(new for _, new in compared),
-        gained=sum(new and not old for old, new in compared),
-        dropped=sum(old and not new for old, new in compared),
-        planned=len(pairs),
-    )
+def scored_twice(pairs: Sequence[Pair]) -> list[tuple[bool, bool]]:
+    """The pairs that were scored both times."""
+    return [(old, new) for old, new in pairs if old is not None and new is not None]
+
+
+def macro_gain_p(before: Evaluation, after: Evaluation, domains: Sequence[str]) -> float:
+    """Two-sided p of the macro gain in pass rate over the named domains.
+
+    Signs of the per-task differences are flipped within domains: tasks are the units, every domain
+    weighs the same, and no distribution is assumed (a normal approximation would be one, over a
+    handful of domains).
+    """
+    paired = pairs(before, after)
+    differences = {
+        domain: [float(new) - float(old) for old, new in scored_twice(paired[domain])]
+        for domain in domains
+    }
+    return paired_permutation(differences)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

@@ -8,13 +8,12 @@ does not read back whole is computed again, never trusted.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 
 from posttrain.core import codec, seeds
 from posttrain.core.trajectory import Sampling
 from posttrain.evals.metrics import Evaluation
+from posttrain.observe.blobs import write_whole
 
 FORMAT = 1
 """Changes with the meaning of what is stored; older files are then computed again."""
@@ -53,16 +52,7 @@ class Registry:
         )
         self._folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(codec.to_json(evaluation), allow_nan=False)
-        descriptor, aside = tempfile.mkstemp(dir=self._folder, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, path)
-        except BaseException:
-            Path(aside).unlink(missing_ok=True)
-            raise
+        write_whole(path, text.encode())
         return path
 
     def _path(self, name: str) -> Path:

@@ -8,9 +8,7 @@ task or a tool wrote is shown literally, never as markup (templates escape all t
 from __future__ import annotations
 
 import math
-import os
 import re
-import tempfile
 import time
 import tomllib
 from collections import Counter
@@ -28,9 +26,11 @@ from posttrain.core.trajectory import Trajectory
 from posttrain.evals import plots, report_text, summary
 from posttrain.evals.plots import Band, Chart, Sample
 from posttrain.evals.summary import Outcomes, Step
+from posttrain.observe.blobs import write_whole
 from posttrain.observe.cost import Cost, TimeSplit
 from posttrain.observe.journal import read_notes
 from posttrain.observe.ledger import read_events
+from posttrain.schedule import account
 
 MAX_PAIRS = 8
 """Tasks whose attempts are shown before and after, spread over the domains."""
@@ -99,12 +99,8 @@ def write(folder: Path) -> Path:
     target = folder / "report" / "index.html"
     page = render(load(folder))
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=target.parent, prefix=".index-", delete=False
-    ) as file:
-        file.write(page)
-    Path(file.name).chmod(0o644)
-    os.replace(file.name, target)
+    write_whole(target, page.encode())
+    target.chmod(0o644)
     return target
 
 
@@ -130,8 +126,8 @@ def load(folder: Path) -> ReportData:
     config_file = folder / "config.toml"
     config_text = config_file.read_text(encoding="utf-8") if config_file.exists() else ""
     config = tomllib.loads(config_text)
-    account = account_of(read_events(ledger)) if ledger.exists() else Account()
-    watched = _watched(notes.get("eval", ()), account)
+    totals = account_of(read_events(ledger)) if ledger.exists() else Account()
+    watched = _watched(notes.get("eval", ()), totals)
     steps = summary.steps_of(notes.get("step", ()))
     outcomes = summary.outcomes_of(notes.get("eval", ()), watch=watched)
     return ReportData(
@@ -141,7 +137,7 @@ def load(folder: Path) -> ReportData:
         steps=steps,
         outcomes=outcomes,
         pairs=_pairs(attempts, outcomes),
-        account=account,
+        account=totals,
         cost=_cost(steps, config.get("run", {}).get("price_per_hour")),
         environment=_environment(notes.get("environment", ())),
         warnings=_told(notes.get("warning", ()), "message"),
@@ -150,49 +146,30 @@ def load(folder: Path) -> ReportData:
 
 
 def account_of(ledger: Iterable[events.LedgerEvent]) -> Account:
-    """Totals of a ledger; what a resume rewound counts as it ended."""
-    state: dict[str, str] = {}
-    outcomes: dict[str, str] = {}
-    stops: dict[str, str] = {}
-    trained_at: dict[str, int] = {}
+    """Totals of a ledger."""
+    folded = account.Account()
     drawn: dict[int, str] = {}
-    domains: dict[str, str] = {}
     resumed, ended = 0, ""
     for event in ledger:
+        folded.apply(event)
         match event:
             case events.Started():
                 resumed, ended = resumed + event.resumed, ""
             case events.Drawn():
                 drawn[event.draw] = event.domain
-            case events.Entered():
-                domains[event.key] = drawn.get(event.draw, "")
-                state.setdefault(event.key, "pending")
-            case events.Finished():
-                outcomes[event.key], stops[event.key] = event.outcome, event.stop
-            case events.Trained():
-                state.update(dict.fromkeys(event.keys, "trained"))
-                trained_at.update(dict.fromkeys(event.keys, event.version))
-            case events.Dropped():
-                for key in event.keys:
-                    state[key] = f"dropped: {_cause(event.reason, domains.get(key, ''))}"
-            case events.Rewound():
-                undone = [key for key, version in trained_at.items() if version > event.version]
-                state.update(dict.fromkeys(undone, "pending"))
-                for key in undone:
-                    del trained_at[key]
             case events.Ended():
                 ended = event.reason
-    ends = Counter(state.values())
+            case _:
+                pass
+    attempts, dropped = folded.attempts(), account.Status.DROPPED
+    ends = [attempt.finished for attempt in attempts if attempt.finished]
+    causes = [_cause(a.reason, drawn.get(a.draw, "")) for a in attempts if a.status is dropped]
     return Account(
-        entered=len(state),
-        trained=ends["trained"],
-        dropped={
-            end.removeprefix("dropped: "): number
-            for end, number in ends.most_common()
-            if end.startswith("dropped: ")
-        },
-        outcomes=dict(Counter(outcomes.values()).most_common()),
-        stops=dict(Counter(stops.values()).most_common()),
+        entered=len(attempts),
+        trained=folded.stats().trained,
+        dropped=dict(Counter(causes).most_common()),
+        outcomes=dict(Counter(end.outcome for end in ends).most_common()),
+        stops=dict(Counter(end.stop for end in ends).most_common()),
         drawn=frozenset(drawn.values()),
         resumed=resumed,
         ended=ended,
@@ -216,10 +193,10 @@ def _cause(reason: str, domain: str) -> str:
     return ", ".join([f"{kind}: {domain}", *exceptions[-1:]])
 
 
-def _watched(evaluations: Iterable[Note], account: Account) -> frozenset[str]:
+def _watched(evaluations: Iterable[Note], totals: Account) -> frozenset[str]:
     """Evaluated domains that were named for watching, and that no task was ever drawn from."""
     told = [pair for note in evaluations for pair in note.data["domains"].items()]
-    return frozenset(name for name, each in told if each.get("watch")) - account.drawn
+    return frozenset(name for name, each in told if each.get("watch")) - totals.drawn
 
 
 # --- trajectories -----------------------------------------------------------------------------

@@ -75,9 +75,8 @@ class Attempts:
     def draw(self, instruction: Draw) -> None:
         """Decide a draw, account for it, and begin to make it."""
         past = self._book.past
-        decision = self._parts.source.decide(
-            instruction.draw, phase=instruction.phase, without=frozenset(past.quarantined)
-        )
+        source = self._parts.sources[instruction.phase]
+        decision = source.draw(instruction.draw, without=frozenset(past.quarantined))
         if decision is None:
             self._tell(self._dry(instruction))
             return
@@ -118,10 +117,8 @@ class Attempts:
     # --- making a group -----------------------------------------------------------------------
 
     def _dry(self, instruction: Draw) -> SourceDry:
-        able = self._parts.source.decide(
-            instruction.draw, phase=instruction.phase, without=frozenset()
-        )
-        if able is None:
+        source = self._parts.sources[instruction.phase]
+        if source.draw(instruction.draw, without=frozenset()) is None:
             return SourceDry(draw=instruction.draw, reason="there are no more tasks to draw.")
         told = [f"{name} ({why})" for name, why in self._book.past.quarantined.items()]
         more = f"; and {len(told) - SHOWN} more" if len(told) > SHOWN else ""

@@ -14,9 +14,10 @@ from posttrain.core.events import Note
 from posttrain.core.task import Json
 from posttrain.core.trajectory import AttemptKey, Trajectory
 from posttrain.core.verdict import Outcome
+from posttrain.domains import mixture
 from posttrain.loop.moves import Draw, Publish, Save
-from posttrain.loop.parts import Decision, Records
-from posttrain.loop.past import QUARANTINE, Past
+from posttrain.loop.parts import Records
+from posttrain.loop.past import DISTRUST, QUARANTINE, Past
 from posttrain.schedule.account import Status
 
 
@@ -62,29 +63,30 @@ class Book:
 
     # --- attempts -----------------------------------------------------------------------------
 
-    def drawn(self, draw: Draw, decision: Decision) -> None:
+    def drawn(self, draw: Draw, decision: mixture.Draw) -> None:
         """A sampling decision, and the attempts it brings into being."""
-        sets = self.past.places.get((decision.domain, decision.level), {})
-        place = sets.get(decision.set_key, 0)
+        key = decision.key
+        sets = self.past.places.get((key.domain, key.level), {})
+        place = sets.get(key.set_key, 0)
         if sets and not place:
             self.warn(
-                f"The tasks of {decision.domain}, level {decision.level}, are not those the run "
+                f"The tasks of {key.domain}, level {key.level}, are not those the run "
                 "drew from before; it begins with the new ones at the first."
             )
         self.write(
             events.Drawn(
                 draw=draw.draw,
-                domain=decision.domain,
-                level=decision.level,
+                domain=key.domain,
+                level=key.level,
                 seed=decision.seed,
                 size=draw.size,
                 phase=str(draw.phase),
-                set_key=decision.set_key,
+                set_key=key.set_key,
                 place=place,
             )
         )
-        for key in self.past.statuses(draw.draw):
-            self.entered(key)
+        for attempt in self.past.statuses(draw.draw):
+            self.entered(attempt)
 
     def entered(self, key: AttemptKey) -> int:
         """The attempt is about to be made, for the first time or again; returns which try."""
@@ -152,6 +154,10 @@ class Book:
                 path=path,
             )
         )
+
+    def distrusted(self, step: int) -> None:
+        """No resume goes on from this step's checkpoint: its weights gave what is not finite."""
+        self.write(events.Controlled(action=DISTRUST, arguments={"step": step}))
 
     def quarantined(self, domain: str, evidence: str) -> None:
         """A domain is out of the mixture from now on."""

@@ -18,34 +18,21 @@ from posttrain.core.task import Oracle, Task
 from posttrain.domains.mixture import Key, Mixture
 from posttrain.domains.supply import Supply
 from posttrain.loop.moves import Phase
-from posttrain.loop.parts import Decision
 
 
-class MixtureSource:
-    """`loop.parts.Source` over keys. `sft_weights`: domain → share of the supervised draws instead
+def sources(
+    keys: Sequence[Key], *, root_seed: int, sft_weights: Mapping[str, float]
+) -> dict[Phase, Mixture]:
+    """What decides a phase's draws. `sft_weights`: domain → share of the supervised draws instead
     of its weight in the mixture.
 
     Raises:
         ConfigError: `sft_weights` names a domain that is not among the keys, or leaves none.
     """
-
-    def __init__(
-        self, keys: Sequence[Key], *, root_seed: int, sft_weights: Mapping[str, float] | None = None
-    ) -> None:
-        self._mixtures = {
-            Phase.SFT: Mixture(_weighed(keys, sft_weights or {}), root_seed=root_seed),
-            Phase.RL: Mixture(keys, root_seed=root_seed),
-        }
-
-    def decide(self, draw: int, *, phase: Phase, without: frozenset[str]) -> Decision | None:
-        """See the port."""
-        drawn = self._mixtures[phase].draw(draw, without=without)
-        if drawn is None:
-            return None
-        key = drawn.key
-        return Decision(
-            draw=draw, domain=key.domain, level=key.level, seed=drawn.seed, set_key=key.set_key
-        )
+    return {
+        Phase.SFT: Mixture(_weighed(keys, sft_weights), root_seed=root_seed),
+        Phase.RL: Mixture(keys, root_seed=root_seed),
+    }
 
 
 class SupplyTasks:

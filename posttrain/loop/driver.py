@@ -18,6 +18,7 @@ from posttrain.core import events
 from posttrain.core.errors import (
     IllegalTransitionError,
     LedgerError,
+    NonFiniteError,
     PosttrainError,
 )
 from posttrain.core.trajectory import Trajectory
@@ -230,7 +231,8 @@ class Driver:
 
 
 def _failed(error: Exception) -> Failed:
-    """The event of an error the run cannot go on with.
+    """The event of an error the run cannot go on with. Weights that gave a loss which is not finite
+    are not worth saving: a resume from them would fail in the same way.
 
     Raises:
         Exception: the error itself, where it is a mistake of ours and not of the world.
@@ -239,4 +241,4 @@ def _failed(error: Exception) -> Failed:
         error, (PosttrainError, OSError)
     ):
         raise error
-    return Failed(message=str(error), savable=not isinstance(error, LedgerError))
+    return Failed(message=str(error), savable=not isinstance(error, (LedgerError, NonFiniteError)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from posttrain.core import codec
 from posttrain.core.errors import DomainError
@@ -27,22 +27,10 @@ SUITE_SEED = 0
 """Runs of every seed are evaluated on the same held-out tasks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
-    """How versions are named for evaluations."""
-
-    run: str
-    starting: Callable[[], str]
-    """Content hash of the weights before any training."""
-
-    def name(self, version: int) -> str:
-        """A name that these weights share with no others."""
-        return f"{self.run}@{version}" if version else self.starting()
-
-
 class HeldOut:
     """Evaluates versions of one run on the held-out tasks of its domains. Results of the starting
     weights are remembered between runs (`remembering`); those of trained ones belong to their run.
+    `named`: a name of a version's weights that they share with no others.
     """
 
     def __init__(
@@ -55,7 +43,7 @@ class HeldOut:
         evaluator: Evaluator,
         remembering: Evaluator,
         pin: Callable[[str], Awaitable[int]],
-        weights: Weights,
+        named: Callable[[int], str],
         records: Records,
     ) -> None:
         self._keys = (*train, *watch)
@@ -65,7 +53,7 @@ class HeldOut:
         self._evaluator = evaluator
         self._remembering = remembering
         self._pin = pin
-        self._weights = weights
+        self._named = named
         self._records = records
         self._suite: Suite | None = None
         self._ended = 0
@@ -79,7 +67,7 @@ class HeldOut:
         evaluator = self._evaluator if version else self._remembering
         evaluation = await evaluator.evaluate(
             self._suite,
-            weights=self._weights.name(version),
+            weights=self._named(version),
             slot=SLOT,
             on_finished=functools.partial(self._ended_one, self._suite),
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from posttrain.core import events
+from posttrain.core.errors import NonFiniteError
 from posttrain.core.ports import Example, StepReport
 from posttrain.core.trajectory import Group
 from posttrain.loop import moves
@@ -31,11 +32,14 @@ class Mainline:
 
         Raises:
             NonFiniteError: a loss or gradient was not finite; no weight changed, and the attempts
-                stay pending.
+                stay pending. It says where a resume goes on.
         """
         current = self._book.past.lineage.current
-        with self._parts.handing_over(instruction.version, current):
-            report = await self._step(instruction, groups)
+        try:
+            with self._parts.handing_over(instruction.version, current):
+                report = await self._step(instruction, groups)
+        except NonFiniteError as error:
+            raise NonFiniteError(f"{error.message} {self._retreat()}", error.next_step) from error
         changed = report.loss is not None
         version = instruction.version if changed else current
         keys = tuple(key for batch in instruction.batches for key in batch.keys)
@@ -86,6 +90,19 @@ class Mainline:
         self._book.sync()
         self._telemetry.mark()
         return moves.Evaluated(point=instruction.point)
+
+    def _retreat(self) -> str:
+        """Where a resume goes on once a step gave what is not finite: not from the weights that
+        gave it, where others are left.
+        """
+        past, step = self._book.past, self._book.past.account.step
+        earlier = [one for one in past.saved if one.step < step]
+        left = not earlier or (self._parts.directory / earlier[-1].path).is_dir()
+        if left and past.saved[-1:] != earlier[-1:]:
+            self._book.distrusted(step)
+        if not past.saved:
+            return "A resume begins with the starting weights."
+        return f"A resume goes on from {past.saved[-1].path}."
 
     async def _step(self, instruction: Train, groups: Sequence[Group]) -> StepReport:
         if instruction.phase is Phase.RL:

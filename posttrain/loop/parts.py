@@ -25,26 +25,15 @@ from posttrain.core.ports import (
 )
 from posttrain.core.task import Task
 from posttrain.core.trajectory import Group, Sampling, Trajectory
+from posttrain.domains import mixture
 from posttrain.loop.moves import Phase
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """What a draw falls on."""
-
-    draw: int
-    domain: str
-    level: int
-    seed: int
-    set_key: str = ""
-    """As in `events.Drawn`."""
 
 
 class Source(Protocol):
     """Decides draws; a pure function of its arguments, so that a draw can be decided again."""
 
-    def decide(self, draw: int, *, phase: Phase, without: frozenset[str]) -> Decision | None:
-        """What draw `draw` falls on, leaving out quarantined domains; None: nothing is left."""
+    def draw(self, number: int, *, without: frozenset[str]) -> mixture.Draw | None:
+        """What a draw falls on, leaving out quarantined domains; None: nothing is left."""
         ...
 
 
@@ -103,7 +92,7 @@ class Parts:
     directory: Path
     """The run's folder; paths in the ledger are relative to it."""
     records: Records
-    source: Source
+    sources: Mapping[Phase, Source]
     tasks: Tasks
     groups: Mapping[Phase, GroupRunner]
     """Who makes attempts in a phase: oracles in `sft`, the policy in `rl`."""

@@ -18,8 +18,8 @@ from posttrain.loop.moves import DOMAIN_ERROR, Pending, Phase, Position
 from posttrain.schedule.account import Account, Attempt, Status
 from posttrain.schedule.staleness import Lineage
 
-QUARANTINE = "quarantine"
-"""`Controlled.action` under which a quarantine is kept."""
+QUARANTINE, DISTRUST = "quarantine", "distrust"
+"""`Controlled.action` of a domain that is quarantined, of a checkpoint no resume goes on from."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Past:
     places: dict[tuple[str, int], dict[str, int]] = field(default_factory=dict)
     """Domain and level → set of tasks → how many draws fell on it: the position in the data."""
     saved: list[events.Saved] = field(default_factory=list)
-    """Checkpoints of the surviving lineage, oldest first."""
+    """Checkpoints of the surviving lineage that a resume may go on from, oldest first."""
     evaluated: list[events.Evaluated] = field(default_factory=list)
     """Those of the ends of phases: none that its phase was trained on after."""
     quarantined: dict[str, str] = field(default_factory=dict)
@@ -72,6 +72,9 @@ class Past:
             case events.Controlled(action=action) if action == QUARANTINE:
                 domain, evidence = event.arguments["domain"], event.arguments["evidence"]
                 self.quarantined[str(domain)] = str(evidence)
+            case events.Controlled(action=action) if action == DISTRUST:
+                step = event.arguments["step"]
+                self.saved = [one for one in self.saved if one.step != step]
             case _:
                 pass
 

@@ -22,7 +22,6 @@ from posttrain.core.errors import ConfigError, DomainError, LedgerError, UsageEr
 from posttrain.core.events import Note
 from posttrain.core.ports import Clock, Executor, Policy, Recorder, Work
 from posttrain.core.trajectory import Sampling
-from posttrain.domains.catalogue import DomainSpec
 from posttrain.domains.mixture import Key
 from posttrain.domains.supply import Supply
 from posttrain.engine import model as models
@@ -31,10 +30,9 @@ from posttrain.evals.metrics import Evaluation
 from posttrain.evals.registry import Registry
 from posttrain.evals.suite import Evaluator
 from posttrain.loop.anchor import anchor_rows
-from posttrain.loop.checkpoints import RotatingCheckpoints
-from posttrain.loop.drawing import MixtureSource, SupplyTasks
+from posttrain.loop.drawing import SupplyTasks, sources
 from posttrain.loop.driver import Driver, Ending
-from posttrain.loop.heldout import HeldOut, Weights
+from posttrain.loop.heldout import HeldOut
 from posttrain.loop.model import Model, environment, load_model, trainer_of
 from posttrain.loop.moves import LoopPlan, Phase, PhasePlan
 from posttrain.loop.parts import Parts, Records
@@ -55,6 +53,7 @@ from posttrain.sandbox.pool import PoolSettings
 from posttrain.sandbox.pooled import PooledSandboxes, room
 from posttrain.sandbox.source import Source
 from posttrain.sandbox.worker import ProcessWorkers
+from posttrain.train.checkpoint import RotatingCheckpoints
 from posttrain.verify.kinds import Tools
 from posttrain.verify.stack import Stack
 
@@ -183,7 +182,7 @@ class Run:
             run=config.run.name,
             directory=self._directory,
             records=self._records,
-            source=MixtureSource(
+            sources=sources(
                 world.train_keys, root_seed=config.run.seed, sft_weights=config.sft.weights
             ),
             tasks=world.tasks,
@@ -274,7 +273,7 @@ def _heldout(
         evaluator=evaluator(),
         remembering=evaluator(registry=Registry(directory.parent / "evaluations")),
         pin=model.engine.pin,
-        weights=Weights(run=config.run.name, starting=lambda: model.sha256),
+        named=lambda version: f"{config.run.name}@{version}" if version else model.sha256,
         records=records,
     )
 
@@ -288,9 +287,9 @@ async def _world(
     scorers = await stack.enter_async_context(ProcessWorkers(processes=config.sandbox.workers))
     source, sandboxes = await _sandboxes(stack, clock, config.sandbox.driver, journal)
     supply = Supply(makers, timeout_s=domains.task_timeout_s, heldout_share=domains.heldout_share)
-    train_keys = await _keys(supply, domains.train)
-    watch_keys = await _keys(supply, domains.watch)
-    anchor_keys = await _keys(supply, domains.anchor)
+    train_keys = await supply.keys(domains.train)
+    watch_keys = await supply.keys(domains.watch)
+    anchor_keys = await supply.keys(domains.anchor)
     _refuse_overlap(train_keys, watch_keys, anchor_keys)
     tasks = SupplyTasks(
         supply,
@@ -353,10 +352,6 @@ def _executors(
         }
 
     return executors
-
-
-async def _keys(supply: Supply, specs: Sequence[DomainSpec]) -> tuple[Key, ...]:
-    return await supply.keys(specs) if specs else ()
 
 
 def _refuse_overlap(train: Sequence[Key], watch: Sequence[Key], anchor: Sequence[Key]) -> None:

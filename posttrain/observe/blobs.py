@@ -28,7 +28,7 @@ class FileBlobs:
         path = self._path(sha256)
         if not self._holds(path, sha256):
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write_atomically(path, data)
+            write_whole(path, data)
         return sha256
 
     def get(self, sha256: str) -> bytes:
@@ -55,7 +55,12 @@ class FileBlobs:
         return self._directory / sha256[:2] / sha256
 
 
-def _write_atomically(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file aside and rename it: it is complete or as it was.
+
+    Raises:
+        OSError: the disk refused; nothing half-written remains.
+    """
     descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=".aside-")
     try:
         with os.fdopen(descriptor, "wb") as file:

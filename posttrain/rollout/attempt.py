@@ -23,7 +23,7 @@ from posttrain.core.ports import AttemptRequest
 from posttrain.core.task import Json, Task, ToolCall
 from posttrain.core.trajectory import FinishReason, Row, Sampled, Trajectory, Turn
 from posttrain.core.verdict import Outcome, StopReason
-from posttrain.rollout import rows, tools
+from posttrain.rollout import tools
 from posttrain.rollout.moves import (
     Cancelled,
     Event,
@@ -159,7 +159,7 @@ class Attempt:
         return Stop(reason=progress.stop)
 
     def _start(self) -> None:
-        self._progress.rows = (rows.extended(rows.EMPTY, self._renderer.prompt(self.task)),)
+        self._progress.rows = (Row().given(self._renderer.prompt(self.task)),)
         if self._room < 1:
             tokens = len(self._progress.rows[-1].ids_T)
             limit = self.task.limits.max_context_tokens
@@ -170,7 +170,7 @@ class Attempt:
 
     def _replied(self, event: Replied) -> None:
         progress, sampled = self._progress, event.sampled
-        progress.rows = (*progress.rows[:-1], rows.with_sampled(progress.rows[-1], sampled))
+        progress.rows = (*progress.rows[:-1], progress.rows[-1].sampled(sampled))
         active_s = event.duration_s if sampled.active_s is None else sampled.active_s
         calls = self._read_calls(event.text)
         turn = Turn(
@@ -267,10 +267,10 @@ class Attempt:
         earlier, turns = self._progress.rows, self._progress.turns
         if not self._renderer.appends:
             prompt = self._renderer.prompt(self.task, turns)
-            return (*earlier, rows.extended(rows.EMPTY, prompt))
+            return (*earlier, Row().given(prompt))
         last_id = earlier[-1].ids_T[-1] if turns[-1].num_sampled_tokens else None
         suffix = self._renderer.suffix(self.task, turns[-1], last_id=last_id)
-        return (*earlier[:-1], rows.extended(earlier[-1], suffix))
+        return (*earlier[:-1], earlier[-1].given(suffix))
 
     def _ask(self) -> None:
         self._progress.max_tokens = min(self._max_turn_tokens, self._tokens_left, self._room)

@@ -12,10 +12,12 @@ from dataclasses import replace
 from posttrain.core import seeds
 from posttrain.core.errors import PosttrainError
 from posttrain.core.ports import AttemptRequest, Clock, Policy, SampleRequest
-from posttrain.core.trajectory import Sampled
+from posttrain.core.trajectory import Sampled, Trajectory
+from posttrain.core.verdict import Outcome, StopReason
 from posttrain.rollout.attempt import Attempt
 from posttrain.rollout.moves import Event, Execute, Failed, Replied, Sample, Started, Stop
 from posttrain.rollout.render import Renderer
+from posttrain.rollout.text import clean
 
 Execution = Callable[[Execute], Awaitable[Event]]
 
@@ -77,6 +79,19 @@ def story(error: BaseException) -> str:
     if isinstance(error, PosttrainError):
         return str(error)
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def unfinished(request: AttemptRequest, outcome: Outcome, error: str) -> Trajectory:
+    """The record of an attempt of which nothing else is left."""
+    return Trajectory(
+        key=request.key,
+        task=request.task,
+        stop=StopReason.ABORTED,
+        outcome=outcome,
+        lane=request.lane,
+        tries=request.tries,
+        error=clean(error),
+    )
 
 
 def _problem(sampled: Sampled, max_tokens: int) -> str | None:

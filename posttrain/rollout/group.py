@@ -12,14 +12,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from posttrain.core.containment import Sealed
 from posttrain.core.errors import nearest
 from posttrain.core.ports import Attempted, AttemptRequest, Clock, Executor, Verifier
 from posttrain.core.trajectory import AttemptKey, Group, Trajectory
-from posttrain.core.verdict import Outcome, StopReason
-from posttrain.rollout.drive import story
+from posttrain.core.verdict import Outcome
+from posttrain.rollout.drive import story, unfinished
 from posttrain.rollout.text import clean, clean_value
 
 OnFinished = Callable[[Trajectory], None]
@@ -75,8 +74,6 @@ class Groups:
         self._clock = clock
         self._retries = retries or Retries()
         self._verifications = asyncio.Semaphore(max_verifications)
-        self._members: dict[AttemptKey, asyncio.Task[Any] | None] = {}
-        self._unwanted: set[AttemptKey] = set()
         self._running = self._verifying = self._num_retries = 0
         self._outcomes: Counter[Outcome] = Counter()
 
@@ -113,7 +110,6 @@ class Groups:
             if on_finished is not None:
                 on_finished(trajectory)
 
-        self._members |= {request.key: None for request in requests}
         members = [asyncio.create_task(self._member(request, tell)) for request in requests]
         try:
             done = await asyncio.gather(*members)
@@ -125,21 +121,7 @@ class Groups:
                 if request.key not in told:
                     tell(self._cancelled(request))
             raise
-        finally:
-            for request in requests:
-                self._members.pop(request.key, None)
-                self._unwanted.discard(request.key)
         return Group(draw=draws.pop(), task=requests[0].task, members=tuple(done))
-
-    def cancel(self, key: AttemptKey) -> bool:
-        """End one member of a running group as `cancelled`; False where none runs under the key."""
-        if key not in self._members:
-            return False
-        self._unwanted.add(key)
-        member = self._members[key]
-        if member is not None:
-            member.cancel()
-        return True
 
     def stats(self) -> GroupsStats:
         """Counts."""
@@ -153,26 +135,15 @@ class Groups:
     def check(self) -> None:
         """Assert the invariants."""
         assert 0 <= self._verifying <= self._running, "a verdict is worked out for nobody"
-        assert self._unwanted <= set(self._members)
 
     async def _member(self, request: AttemptRequest, tell: OnFinished) -> Trajectory:
-        self._members[request.key] = asyncio.current_task()
-        try:
-            if request.key in self._unwanted:
-                raise asyncio.CancelledError
-            trajectory = await self.attempt(request)
-        except asyncio.CancelledError:
-            if request.key not in self._unwanted:
-                raise
-            trajectory = self._cancelled(request)
-        del self._members[request.key]
-        self._unwanted.discard(request.key)
+        trajectory = await self.attempt(request)
         tell(trajectory)
         return trajectory
 
     def _cancelled(self, request: AttemptRequest) -> Trajectory:
         self._outcomes[Outcome.CANCELLED] += 1
-        return _unfinished(request, Outcome.CANCELLED, "cancelled")
+        return unfinished(request, Outcome.CANCELLED, "cancelled")
 
     def _may_retry(self, request: AttemptRequest) -> bool:
         known = request.task.executor in self._executors
@@ -193,11 +164,11 @@ class Groups:
         if executor is None:
             known = ", ".join(sorted(self._executors))
             error = f"no executor {name!r}{nearest(name, self._executors)}. Executors: {known}"
-            return Attempted(trajectory=_unfinished(request, Outcome.INFRA_FAILED, error))
+            return Attempted(trajectory=unfinished(request, Outcome.INFRA_FAILED, error))
         try:
             return await executor.run(request)
         except Exception as error:
-            failed = _unfinished(request, Outcome.INFRA_FAILED, f"{name}: {story(error)}")
+            failed = unfinished(request, Outcome.INFRA_FAILED, f"{name}: {story(error)}")
             return Attempted(trajectory=failed)
 
     async def _judge(self, trajectory: Trajectory, sealed: Sealed | None) -> Trajectory:
@@ -224,19 +195,6 @@ class Groups:
 
 def _failed_to_judge(trajectory: Trajectory, error: str) -> Trajectory:
     return replace(trajectory, outcome=Outcome.VERIFIER_FAILED, error=error)
-
-
-def _unfinished(request: AttemptRequest, outcome: Outcome, error: str) -> Trajectory:
-    """The record of an attempt of which nothing else is left."""
-    return Trajectory(
-        key=request.key,
-        task=request.task,
-        stop=StopReason.ABORTED,
-        outcome=outcome,
-        lane=request.lane,
-        tries=request.tries,
-        error=clean(error),
-    )
 
 
 def _storable(trajectory: Trajectory) -> Trajectory:

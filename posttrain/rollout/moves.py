@@ -43,11 +43,8 @@ class Observed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimedOut(Event):
+class TimedOut(Observed):
     """The time limit was reached while executing; `results` of the calls that were reached."""
-
-    results: Mapping[str, str]
-    duration_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

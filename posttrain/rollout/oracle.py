@@ -12,12 +12,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from posttrain.core.ports import Attempted, AttemptRequest, Executor, Policy, SampleRequest
 from posttrain.core.task import Oracle, OracleTurn, Task, Tool
-from posttrain.core.trajectory import FinishReason, Sampled, Trajectory
-from posttrain.core.verdict import Outcome, StopReason
+from posttrain.core.trajectory import FinishReason, Sampled
+from posttrain.core.verdict import Outcome
 from posttrain.rollout import tools
-from posttrain.rollout.drive import story
+from posttrain.rollout.drive import story, unfinished
 from posttrain.rollout.render import Renderer
-from posttrain.rollout.text import clean
 from posttrain.rollout.tools import CallFormat
 
 Solve = Callable[[Task], Awaitable[Oracle]]
@@ -68,17 +67,8 @@ class OracleExecutor:
             policy = OraclePolicy(task, await self._solve(task), self._renderer)
             return await self._executors(policy)[task.executor].run(request)
         except Exception as error:
-            return Attempted(
-                trajectory=Trajectory(
-                    key=request.key,
-                    task=task,
-                    stop=StopReason.ABORTED,
-                    outcome=Outcome.INFRA_FAILED,
-                    lane=request.lane,
-                    tries=request.tries,
-                    error=clean(f"oracle of {task.domain}: {story(error)}"),
-                )
-            )
+            told = f"oracle of {task.domain}: {story(error)}"
+            return Attempted(trajectory=unfinished(request, Outcome.INFRA_FAILED, told))
 
 
 def oracle_text(turn: OracleTurn, *, given: str, offered: Sequence[Tool], form: CallFormat) -> str:

@@ -28,7 +28,7 @@ from posttrain.core.trajectory import Turn
 from posttrain.rollout import tools as tool_calls
 from posttrain.rollout.template import ChatMessage, History, TemplateProfile, probe
 from posttrain.rollout.text import PLACEHOLDER
-from posttrain.rollout.tokenizer import Guard, Tokenizer
+from posttrain.rollout.tokenizer import Guard, TransformersTokenizer
 from posttrain.rollout.tools import CallFormat
 
 
@@ -39,7 +39,7 @@ class Renderer:
         UsageError: the tokenizer's chat template cannot be used (see `template.probe`).
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: TransformersTokenizer) -> None:
         self.profile: TemplateProfile = probe(tokenizer)
         self._tokenizer = tokenizer
         self._guard = Guard(tokenizer)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from posttrain.core.errors import UsageError
-from posttrain.core.task import Json, Role
+from posttrain.core.task import Json
 from posttrain.rollout.text import PLACEHOLDER
-from posttrain.rollout.tokenizer import Tokenizer
+from posttrain.rollout.tokenizer import TransformersTokenizer
 
 ChatMessage = Mapping[str, Json]
 
@@ -55,14 +55,8 @@ class TemplateProfile:
     stop_ids: tuple[int, ...]
     """Tokens at which sampling a turn stops: `end_id`, and the end of sequence where it differs."""
 
-    @property
-    def lacks(self) -> tuple[str, ...]:
-        """Roles the template has no place for."""
-        known = {Role.SYSTEM: self.system_role, Role.TOOL: self.tool_role}
-        return tuple(role.value for role, has in known.items() if not has)
 
-
-def probe(tokenizer: Tokenizer) -> TemplateProfile:
+def probe(tokenizer: TransformersTokenizer) -> TemplateProfile:
     """Render a few conversations and look.
 
     Raises:
@@ -93,7 +87,10 @@ def _messages(*pairs: tuple[str, str]) -> list[ChatMessage]:
 
 
 def _rendered(
-    tokenizer: Tokenizer, messages: Sequence[ChatMessage], *, tools: Sequence[ChatMessage] = ()
+    tokenizer: TransformersTokenizer,
+    messages: Sequence[ChatMessage],
+    *,
+    tools: Sequence[ChatMessage] = (),
 ) -> str | None:
     """The prompt for the next assistant turn, or None where the template refuses."""
     try:
@@ -102,7 +99,7 @@ def _rendered(
         return None
 
 
-def _shows(tokenizer: Tokenizer, messages: Sequence[ChatMessage]) -> bool:
+def _shows(tokenizer: TransformersTokenizer, messages: Sequence[ChatMessage]) -> bool:
     """Whether every message's content is there once, in order."""
     text = _rendered(tokenizer, messages)
     if text is None:
@@ -112,7 +109,7 @@ def _shows(tokenizer: Tokenizer, messages: Sequence[ChatMessage]) -> bool:
     return once and places == sorted(places)
 
 
-def _knows_tool_role(tokenizer: Tokenizer, start: Sequence[ChatMessage]) -> bool:
+def _knows_tool_role(tokenizer: TransformersTokenizer, start: Sequence[ChatMessage]) -> bool:
     """Whether tool results have a form of their own; a template that would name *any* role in the
     same way knows nothing of tools, and its model has never seen that name.
     """
@@ -126,7 +123,7 @@ def _knows_tool_role(tokenizer: Tokenizer, start: Sequence[ChatMessage]) -> bool
     )
 
 
-def _refuse_unusable(tokenizer: Tokenizer, start: Sequence[ChatMessage]) -> None:
+def _refuse_unusable(tokenizer: TransformersTokenizer, start: Sequence[ChatMessage]) -> None:
     talk = [*start, *_messages(("assistant", PLACEHOLDER), ("user", "and then"))]
     text = tokenizer.apply(talk, add_generation_prompt=True)
     if text.count(PLACEHOLDER) != 1:
@@ -136,7 +133,7 @@ def _refuse_unusable(tokenizer: Tokenizer, start: Sequence[ChatMessage]) -> None
         )
 
 
-def _end_id(tokenizer: Tokenizer, start: Sequence[ChatMessage]) -> int:
+def _end_id(tokenizer: TransformersTokenizer, start: Sequence[ChatMessage]) -> int:
     """The first special token behind an assistant turn, else the end of sequence."""
     talk = [*start, *_messages(("assistant", PLACEHOLDER))]
     text = tokenizer.apply(talk, add_generation_prompt=False)
@@ -154,7 +151,7 @@ def _end_id(tokenizer: Tokenizer, start: Sequence[ChatMessage]) -> int:
 
 
 def _appends(
-    tokenizer: Tokenizer,
+    tokenizer: TransformersTokenizer,
     start: Sequence[ChatMessage],
     observer: str,
     replies: tuple[str, str],
@@ -170,6 +167,6 @@ def _appends(
     return True
 
 
-def _writes_hermes(tokenizer: Tokenizer, start: Sequence[ChatMessage]) -> bool:
+def _writes_hermes(tokenizer: TransformersTokenizer, start: Sequence[ChatMessage]) -> bool:
     text = _rendered(tokenizer, start, tools=[_TOOL])
     return text is not None and _TOOL_NAME in text and "<tool_call>" in text

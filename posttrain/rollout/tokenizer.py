@@ -1,4 +1,4 @@
-"""What rendering needs of a tokenizer, and transformers' fast tokenizers behind it.
+"""What rendering needs of transformers' fast tokenizers.
 
 Not a chat template's logic (`template`, `render`). The one thing that must stay true: nothing
 here ever adds a token that the text does not hold, and text that passed through `Guard` never
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jinja2
 
@@ -18,58 +18,8 @@ from posttrain.core.task import Json
 from posttrain.rollout.text import CUT, clean
 
 
-class Tokenizer(Protocol):
-    """Text to ids and back, and the chat template as text."""
-
-    @property
-    def added(self) -> Mapping[str, int]:
-        """Text → id of every added token, special or not."""
-        ...
-
-    @property
-    def special(self) -> frozenset[str]:
-        """Texts of the special ones among `added`."""
-        ...
-
-    @property
-    def leading_id(self) -> int | None:
-        """Id that the tokenizer puts before every text by itself (BOS); None: it puts none."""
-        ...
-
-    @property
-    def eos_id(self) -> int | None:
-        """Id named as end of sequence; None: none is."""
-        ...
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of a text that starts a sequence; nothing is added, added tokens are recognised."""
-        ...
-
-    def encode_inside(self, text: str) -> tuple[int, ...]:
-        """Ids of a text that goes on after other text."""
-        ...
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, special tokens as text, broken UTF-8 as U+FFFD."""
-        ...
-
-    def apply(
-        self,
-        messages: Sequence[Mapping[str, Json]],
-        *,
-        tools: Sequence[Mapping[str, Json]] = (),
-        add_generation_prompt: bool,
-    ) -> str:
-        """The chat template's text.
-
-        Raises:
-            UsageError: the template refuses these messages.
-        """
-        ...
-
-
 class TransformersTokenizer:
-    """A `transformers.PreTrainedTokenizerFast` as a `Tokenizer`.
+    """A `transformers.PreTrainedTokenizerFast`: text to ids and back, the chat template as text.
 
     It encodes with a copy of the tokenizer's backend that neither truncates nor pads, so that
     other users of the same object cannot change what is rendered.
@@ -93,9 +43,12 @@ class TransformersTokenizer:
         self._backend.encode_special_tokens = False
         tokens = tokenizer.added_tokens_decoder
         self.added: Mapping[str, int] = {token.content: index for index, token in tokens.items()}
+        """Text → id of every added token, special or not."""
         self.special = frozenset(token.content for token in tokens.values() if token.special)
+        """Texts of the special ones among `added`."""
         self.eos_id: int | None = tokenizer.eos_token_id
         self.leading_id = self._find_leading_id()
+        """Id that the tokenizer puts before every text by itself (BOS); None: it puts none."""
         self._anchor = self._find_anchor(tokens.values())
 
     def _find_leading_id(self) -> int | None:
@@ -112,7 +65,7 @@ class TransformersTokenizer:
         return ""
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of a text that starts a sequence."""
+        """Ids of a text that starts a sequence; nothing is added, added tokens are recognised."""
         return tuple(self._backend.encode(text, add_special_tokens=False).ids)
 
     def encode_inside(self, text: str) -> tuple[int, ...]:
@@ -120,7 +73,7 @@ class TransformersTokenizer:
         return self.encode(self._anchor + text)[1:] if self._anchor else self.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids."""
+        """Text of ids, special tokens as text, broken UTF-8 as U+FFFD."""
         return str(self._backend.decode(list(ids), skip_special_tokens=False))
 
     def apply(
@@ -159,7 +112,7 @@ class Guard:
     a guard. Only a token of a single character cannot be kept out.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: TransformersTokenizer) -> None:
         self._tokenizer = tokenizer
         self._foreign = _Spelling(
             token for token in tokenizer.added if token in tokenizer.special or _is_mark(token)

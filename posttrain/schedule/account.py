@@ -125,6 +125,10 @@ class Account:
         """What is known of an attempt, or None if it never entered."""
         return self._attempts.get(key)
 
+    def attempts(self) -> list[Attempt]:
+        """All attempts, as they entered."""
+        return list(self._attempts.values())
+
     def pending(self) -> list[Attempt]:
         """Attempts that are neither trained nor dropped, by draw and member."""
         waiting = (Status.ENTERED, Status.FINISHED)

@@ -17,7 +17,7 @@ tokens.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -99,11 +99,7 @@ class Anchor:
 
 def anchor_row(ids: Sequence[int], mask: Sequence[bool]) -> Row:
     """A row that is anchored where `mask` is true."""
-    nothing = (-1,) * len(ids)
-    return Row(
-        ids_T=tuple(ids), mask_T=tuple(mask), logprobs_T=(0.0,) * len(ids),
-        versions_T=nothing, kv_versions_T=nothing,
-    )  # fmt: skip
+    return replace(Row().given(tuple(ids)), mask_T=tuple(mask))
 
 
 def anchored(

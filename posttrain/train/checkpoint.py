@@ -2,8 +2,10 @@
 
 A checkpoint is a directory: `model/` (transformers' layout), `optimizer.safetensors`, maybe
 `anchor.safetensors`, `state.json`, and `manifest.json` with the size and SHA-256 of all of these.
-It is written beside its place, synced, and renamed. The one thing that must stay true: whatever
-happens while one is written, earlier ones stay as they were.
+It is written beside its place, synced, and renamed. That of step 20 of a run lives at
+`step-000020`; order is by step number, never by name or time of change. The one thing that must
+stay true: whatever happens while one is written, earlier ones stay as they were, and the one saved
+last is never removed.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from posttrain.core.task import Json
 
 FORMAT = 1
 MANIFEST, STATE = "manifest.json", "state.json"
+PREFIX = "step-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,3 +162,58 @@ def _replace(directory: Path, work: Path) -> None:
             (work / "old").rename(directory)
         raise
     _sync(directory.parent)
+
+
+# --- which may go -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotatingCheckpoints:
+    """The checkpoints of a run in a folder, of which the `keep` (1 or more) latest stay. Incomplete
+    ones, and those of other runs, take no place.
+
+    >>> RotatingCheckpoints(directory=Path("checkpoints"), run="demo", keep=2).place(20).as_posix()
+    'checkpoints/step-000020'
+    """
+
+    directory: Path
+    run: str
+    keep: int
+
+    def place(self, step: int) -> Path:
+        """Where the checkpoint of a step belongs."""
+        return self.directory / f"{PREFIX}{step:06d}"
+
+    def saved(self) -> dict[int, Path]:
+        """Complete checkpoints of the run, by step; files are there in the right size."""
+        found = {
+            int(number): path
+            for path in self.directory.glob(f"{PREFIX}*")
+            if (number := path.name.removeprefix(PREFIX)).isdecimal() and _run_of(path) == self.run
+        }
+        return dict(sorted(found.items()))
+
+    def retire(self, step: int) -> None:
+        """Remove all but the latest ones, and the one of `step`, which has just been saved."""
+        for number, path in list(self.saved().items())[: -self.keep]:
+            if number != step:
+                aside = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=self.directory))
+                path.rename(aside / "old")
+                shutil.rmtree(aside, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Remove what a killed process left half-written. Before the first save of this one."""
+        for path in self.directory.glob(f".{PREFIX}*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _run_of(path: Path) -> str | None:
+    """The run a complete checkpoint belongs to; None where it is not complete."""
+    try:
+        files = manifest_of(path)["files"]
+        if any((path / name).stat().st_size != entry["size"] for name, entry in files.items()):
+            return None
+        run: str = json.loads((path / STATE).read_text("utf-8"))["run"]
+    except (CheckpointError, OSError, ValueError, KeyError):
+        return None
+    return run

@@ -90,7 +90,7 @@ class MasterAdamW:
             self.zero()
             raise NonFiniteError(
                 f"the gradient of step {step} is not finite (norm {norm}); no weight was changed.",
-                "lower the learning rate or resume from the last checkpoint",
+                "lower the learning rate in the run's config.toml",
             )
         if norm > settings.clip_norm:
             self._grad.mul_(settings.clip_norm / norm)

@@ -5,7 +5,7 @@ Not a log. The one thing that must stay true: a metric without a single valid to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 
@@ -13,9 +13,9 @@ import torch
 class Tally:
     """Collects metrics over the micro-batches of a step.
 
-    >>> first, second = Tally(), Tally()
-    >>> first.mean("kl", torch.ones(10)); second.mean("kl", torch.empty(0))
-    >>> Tally.merged([first, second]).metrics()
+    >>> tally = Tally()
+    >>> tally.mean("kl", torch.ones(10)); tally.mean("kl", torch.empty(0))
+    >>> tally.metrics()
     {'kl': 1.0}
     """
 
@@ -26,12 +26,9 @@ class Tally:
     def mean(self, name: str, values: torch.Tensor) -> None:
         """Add values whose mean over all of them is the metric."""
         if values.numel():
-            self.add(name, float(values.double().sum()), values.numel())
-
-    def add(self, name: str, total: float, count: int) -> None:
-        """Add a sum over `count` values."""
-        before, number = self._sums.get(name, (0.0, 0))
-        self._sums[name] = (before + total, number + count)
+            total, count = self._sums.get(name, (0.0, 0))
+            total += float(values.double().sum())
+            self._sums[name] = (total, count + values.numel())
 
     def maximum(self, name: str, values: torch.Tensor) -> None:
         """Add values whose maximum is the metric."""
@@ -40,16 +37,5 @@ class Tally:
 
     def metrics(self) -> Mapping[str, float]:
         """Every metric that had a value."""
-        means = {name: total / count for name, (total, count) in self._sums.items() if count}
+        means = {name: total / count for name, (total, count) in self._sums.items()}
         return means | self._maxima
-
-    @staticmethod
-    def merged(tallies: Iterable[Tally]) -> Tally:
-        """The tally of all parts together, whatever their sizes."""
-        whole = Tally()
-        for part in tallies:
-            for name, (total, count) in part._sums.items():
-                whole.add(name, total, count)
-            for name, value in part._maxima.items():
-                whole._maxima[name] = max(value, whole._maxima.get(name, -torch.inf))
-        return whole

@@ -33,6 +33,8 @@ from posttrain.train.settings import OptimizerSettings, TrainSettings
 from posttrain.train.sft import SupervisedObjective
 from posttrain.train.tally import Tally
 
+_LOWER = "lower the learning rate in the run's config.toml"
+
 
 @dataclass(slots=True)
 class _Progress:
@@ -132,6 +134,7 @@ class LocalTrainer:
 
         Raises:
             CheckpointError: it could not be written; earlier checkpoints are untouched.
+            NonFiniteError: a weight is not finite; nothing was written.
         """
         async with self._turn:
             await self._device.run(Work.TRAIN, self._saved(directory, extra))
@@ -213,8 +216,7 @@ class LocalTrainer:
         if not math.isfinite(value):
             self._optimizer.zero()
             raise NonFiniteError(
-                f"the loss of step {step} is {value}; no weight was changed.",
-                "lower the learning rate or resume from the last checkpoint",
+                f"the loss of step {step} is {value}; no weight was changed.", _LOWER
             )
         loss.backward()
         return value
@@ -233,6 +235,12 @@ class LocalTrainer:
 
     def _saved(self, directory: Path, extra: Mapping[str, Json]) -> Generator[None, None, None]:
         progress = self._progress
+        for name, parameter in self._model.named_parameters():
+            if not parameter.isfinite().all():
+                raise NonFiniteError(
+                    f"{name} is not finite after step {progress.step}; the weights are not saved.",
+                    _LOWER,
+                )
         content = checkpoint.Content(
             tensors={"optimizer": {**self._optimizer.state(), "rng": torch.get_rng_state()}}
             | ({} if self._anchor is None else {"anchor": self._anchor.state()}),

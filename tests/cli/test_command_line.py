@@ -246,8 +246,8 @@ def test_domains_ls_lists_and_filters(posttrain: Callable[..., Said]) -> None:
 def test_an_unsound_domain_fails_the_check(posttrain: Callable[..., Said], tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("nonsense = 1\n")
     code, told, said = posttrain("domains", "check", "bad.toml")
-    assert code == 1
-    assert "refused" in told
+    assert code == 1, said
+    assert "refused" in told, said
     assert "checking bad.toml\n" in said
     assert "1 of 1 domains are not sound: bad.toml" in said
     assert "next:  correct what is told above, then check again." in said

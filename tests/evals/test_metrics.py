@@ -6,7 +6,7 @@ from posttrain.core import codec
 from posttrain.core.errors import UsageError
 from posttrain.core.events import Note
 from posttrain.core.trajectory import Sampling
-from posttrain.evals import metrics, summary
+from posttrain.evals import gate, metrics, summary
 from posttrain.evals.metrics import Evaluation
 
 
@@ -36,16 +36,14 @@ def test_the_macro_rate_weighs_domains_equally(evaluated):
 def test_pairs_are_tasks_scored_both_times(evaluated):
     before = evaluated({"a": [0, 0, 1, 1, None, 0]})
     after = evaluated({"a": [1, 0, 0, 1, 1, None]}, weights="v")
-    pairing = metrics.pairings(before, after)["a"]
-    assert (pairing.n, pairing.before, pairing.after) == (4, 2, 2)
-    assert (pairing.gained, pairing.dropped, pairing.planned) == (1, 1, 6)
-    assert pairing.coverage == pytest.approx(4 / 6)
-    assert pairing.p == 1.0
+    (found,) = gate.decide(before, after).comparisons
+    assert (found.n, found.before, found.after, found.p) == (4, 0.5, 0.5, 1.0)
+    assert found.coverage == pytest.approx(4 / 6)
 
 
 def test_pairing_uses_the_exact_test(evaluated):
     before, after = evaluated({"a": [0] * 9 + [1]}), evaluated({"a": [1] * 9 + [0]})
-    assert metrics.pairings(before, after)["a"].p == pytest.approx(0.021484375)
+    assert gate.decide(before, after).comparisons[0].p == pytest.approx(0.021484375)
 
 
 def test_different_suites_samplings_or_tasks_are_not_compared(evaluated):
@@ -57,7 +55,7 @@ def test_different_suites_samplings_or_tasks_are_not_compared(evaluated):
         evaluated({"a": [1], "b": [0]}),
     ):
         with pytest.raises(UsageError, match="wanted"):
-            metrics.pairings(one, other)
+            metrics.pairs(one, other)
 
 
 def test_the_macro_gain_flips_signs_within_domains(evaluated):
@@ -97,7 +95,7 @@ def test_the_note_of_an_evaluation_is_what_the_report_reads(evaluated):
     outcomes = summary.outcomes_of(notes)
     told, kept = outcomes.evaluations["rl"], metrics.scores(after)
     assert metrics.scores(told)["a"].interval == kept["a"].interval
-    assert metrics.pairings(outcomes.evaluations["base"], told) == metrics.pairings(before, after)
+    assert metrics.pairs(outcomes.evaluations["base"], told) == metrics.pairs(before, after)
     assert told.constants == after.constants
 
 
@@ -105,12 +103,13 @@ REWARDS = st.lists(st.sampled_from([0.0, 1.0, None]), min_size=1, max_size=12)
 
 
 @given(data=st.data())
-def test_pairing_counts_add_up(evaluated, data):
+def test_a_comparison_is_of_what_was_scored_both_times(evaluated, data):
     old = data.draw(REWARDS)
     new = data.draw(
         st.lists(st.sampled_from([0.0, 1.0, None]), min_size=len(old), max_size=len(old))
     )
-    pairing = metrics.pairings(evaluated({"a": old}), evaluated({"a": new}))["a"]
-    assert pairing.after - pairing.before == pairing.gained - pairing.dropped
-    assert pairing.gained + pairing.dropped <= pairing.n <= pairing.planned
-    assert 0 < pairing.p <= 1
+    (found,) = gate.decide(evaluated({"a": old}), evaluated({"a": new})).comparisons
+    both = [(a, b) for a, b in zip(old, new, strict=True) if None not in (a, b)]
+    assert found.n == len(both)
+    assert found.n * (found.after - found.before) == pytest.approx(sum(b - a for a, b in both))
+    assert 0 < found.p <= 1

@@ -15,7 +15,7 @@ from posttrain.core.errors import UsageError
 from posttrain.core.events import Note
 from posttrain.evals import report
 from posttrain.observe.journal import FileJournal
-from tests.evals.run_folder import write_run
+from tests.evals.run_folder import _finished, write_run
 
 HOSTILE = (
     '<img src=x onerror="alert(1)">',
@@ -111,6 +111,7 @@ def test_the_account_follows_rewinds() -> None:
     ledger = [
         events.Entered(key="a", draw=0, member=0),
         events.Entered(key="b", draw=1, member=0),
+        *(_finished(key, "scored") for key in "ab"),
         events.Trained(step=1, version=1, keys=("a",)),
         events.Trained(step=2, version=2, keys=("b",)),
         events.Rewound(step=1, version=1),

@@ -23,9 +23,10 @@ from posttrain.core.ports import AttemptRequest, Example, StepReport, Work
 from posttrain.core.task import Check, Description, Json, Place, Task
 from posttrain.core.trajectory import Group, Row, Sampling, Trajectory, Turn
 from posttrain.core.verdict import Component, Outcome, StopReason, Verdict
+from posttrain.domains.mixture import Draw, Key
 from posttrain.loop.driver import Driver, Ending
 from posttrain.loop.moves import LoopPlan, Phase, PhasePlan
-from posttrain.loop.parts import Decision, Parts, Records, Source, Tasks
+from posttrain.loop.parts import Parts, Records, Source, Tasks
 from posttrain.loop.past import fold
 from posttrain.loop.resume import prepare
 from posttrain.observe.journal import FileJournal
@@ -93,12 +94,13 @@ class ScriptedSource:
     domains: Sequence[str] = ("a", "b", "c")
     total: int | None = None
 
-    def decide(self, draw: int, *, phase: Phase, without: frozenset[str]) -> Decision | None:
+    def draw(self, number: int, *, without: frozenset[str]) -> Draw | None:
         able = [name for name in self.domains if name not in without]
-        if not able or (self.total is not None and draw >= self.total):
+        if not able or (self.total is not None and number >= self.total):
             return None
-        seed = seeds.hashed("task", draw)
-        return Decision(draw=draw, domain=able[seed % len(able)], level=0, seed=seed)
+        seed = seeds.hashed("task", number)
+        name = able[seed % len(able)]
+        return Draw(number=number, key=Key(domain=name, level=0, reference=name), seed=seed)
 
 
 @dataclass
@@ -313,7 +315,7 @@ class World:
             records=Records(
                 ledger=ledger, journal=journal, recorder=self.watching, clock=self.clock
             ),
-            source=self.source,
+            sources=dict.fromkeys(Phase, self.source),
             tasks=self.tasks,
             groups={
                 Phase.SFT: ScriptedGroups(self.model, oracle=True),

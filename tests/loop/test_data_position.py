@@ -13,8 +13,9 @@ import pytest
 from posttrain.core import events
 from posttrain.core.events import Drawn, LedgerEvent, Trained
 from posttrain.domains.catalogue import DomainSpec
+from posttrain.domains.mixture import Mixture
 from posttrain.domains.supply import Supply
-from posttrain.loop.drawing import MixtureSource, SupplyTasks
+from posttrain.loop.drawing import SupplyTasks
 from posttrain.observe.ledger import read_events
 from tests.domains.inprocess import InProcess
 from tests.loop.scripted_run import World
@@ -40,7 +41,7 @@ def finite(directory: Path, prompts: int, **fields: Any) -> World:
     found = asyncio.run(supply.keys([DomainSpec(name=str(file))]))
     return World(
         directory, sft_steps=0, steps=10, save_every=1, points=frozenset(),
-        source=MixtureSource(found, root_seed=3), tasks=SupplyTasks(supply, found, root_seed=3),
+        source=Mixture(found, root_seed=3), tasks=SupplyTasks(supply, found, root_seed=3),
         **fields,
     )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -212,6 +213,7 @@ def test_the_second_interrupt_stops_at_once_and_nothing_is_lost(tmp_path: Path) 
 
 
 def test_nan_in_a_gradient_stops_with_one_paragraph_and_loses_nothing(tmp_path: Path) -> None:
+    """The weights that gave it were saved, and every resume failed again at once."""
     world = World(tmp_path, save_every=100)
 
     def poison(event: LedgerEvent) -> None:
@@ -223,13 +225,56 @@ def test_nan_in_a_gradient_stops_with_one_paragraph_and_loses_nothing(tmp_path: 
     world.on_append = poison
     ending = world.run()
     assert ending.reason == (
-        "failed: the loss of step 4 is nan; no weight was changed. Next: lower the learning rate"
+        "failed: the loss of step 4 is nan; no weight was changed. A resume goes on from "
+        "checkpoints/step-000001. Next: lower the learning rate"
     )
-    assert isinstance(ledger(tmp_path)[-2], events.Saved)  # the good weights of step 3
+    assert (ending.step, ending.saved_step) == (3, 1)
     stats = exact(tmp_path)
     assert (stats.trained, stats.pending) == (2 + 8, 4)
     assert World(tmp_path).run().reason == "done"
+    rewound = [event for event in ledger(tmp_path) if isinstance(event, events.Rewound)]
+    assert rewound == [events.Rewound(step=1, version=1)]
     assert batches(tmp_path)[4] == [6, 7]
+
+
+@pytest.mark.parametrize(
+    ("failing", "where", "rewound"),
+    [
+        (4, "goes on from checkpoints/step-000002", events.Rewound(step=2, version=2)),
+        (2, "begins with the starting weights", events.Rewound(step=0, version=0)),
+    ],
+)
+def test_no_resume_goes_on_from_weights_that_failed_once_they_were_saved(
+    tmp_path: Path, failing: int, where: str, rewound: events.Rewound
+) -> None:
+    world = World(tmp_path, save_every=1)
+
+    def poison(event: LedgerEvent) -> None:
+        if isinstance(event, events.Saved) and event.step == failing - 1:
+            world.model.fail_step = NonFiniteError("the loss is nan.", "lower it")
+
+    world.on_append = poison
+    ending = world.run()
+    assert ending.reason == f"failed: the loss is nan. A resume {where}. Next: lower it"
+    assert (ending.step, ending.saved_step) == (failing - 1, rewound.step)
+    assert World(tmp_path).run().reason == "done"
+    assert [event for event in ledger(tmp_path) if isinstance(event, events.Rewound)] == [rewound]
+    exact(tmp_path)
+
+
+def test_a_checkpoint_of_weights_that_failed_is_kept_where_no_other_is_left(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, save_every=1)
+
+    def poison(event: LedgerEvent) -> None:
+        if isinstance(event, events.Saved) and event.step == 3:
+            shutil.rmtree(tmp_path / "checkpoints" / "step-000002")  # as `run.keep` 1 does
+            world.model.fail_step = NonFiniteError("the loss is nan.")
+
+    world.on_append = poison
+    reason = "failed: the loss is nan. A resume goes on from checkpoints/step-000003."
+    assert world.run().reason == reason
 
 
 def test_a_full_disk_while_saving_stops_and_the_earlier_checkpoint_stays(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from posttrain.core.trajectory import Trajectory
 from posttrain.core.verdict import Outcome, Verdict
 from posttrain.domains.mixture import Key
 from posttrain.evals.suite import Evaluator
-from posttrain.loop.heldout import HeldOut, Weights
+from posttrain.loop.heldout import HeldOut
 from posttrain.loop.parts import Records
 from posttrain.observe.journal import FileJournal, read_notes
 from tests.loop.scripted_run import Watching
@@ -69,7 +69,7 @@ def test_a_domain_with_few_tasks_is_evaluated_on_those_and_one_without_is_left_o
         evaluator=evaluator,
         remembering=evaluator,
         pin=pin,
-        weights=Weights(run="r", starting=lambda: "w"),
+        named=str,
         records=Records(
             ledger=cast("Any", None), journal=journal, recorder=watching, clock=ManualClock()
         ),

@@ -12,7 +12,6 @@ from posttrain.core.ports import Example
 from posttrain.core.task import Description, Oracle, OracleTurn, Task
 from posttrain.core.trajectory import Row, Sampled
 from posttrain.engine import model as models
-from posttrain.rollout import rows
 from posttrain.rollout.answer import AnswerExecutor
 from posttrain.rollout.oracle import OracleExecutor
 from posttrain.train.pack import from_examples, pack
@@ -81,7 +80,7 @@ def test_turns_of_a_rewritten_history_are_re_scored_in_the_context_they_were_sam
 
     def say(prompt: tuple[int, ...], count: int) -> tuple[Row, Sampled]:
         (sampled,) = sample_all(decoder, [ask(prompt, max_tokens=count, seed=7)])
-        return rows.with_sampled(rows.extended(rows.EMPTY, prompt), sampled), sampled
+        return Row().given(prompt).sampled(sampled), sampled
 
     prompt = tuple(range(40, 50))
     first, sampled = say(prompt, 6)

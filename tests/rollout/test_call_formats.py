@@ -10,7 +10,7 @@ from posttrain.core.containment import ExecResult
 from posttrain.core.task import Tool, ToolCall
 from posttrain.domains.domain import TOOLS
 from posttrain.rollout import tools
-from posttrain.rollout.text import clean, head_and_tail
+from posttrain.rollout.text import clean, clean_value, head_and_tail
 from posttrain.rollout.tools import CallFormat, Refusal
 from tests.rollout.doubles import FILES, SHELL
 
@@ -59,7 +59,7 @@ def without_raw(calls):
 )
 def test_json_calls_are_read_back_as_they_were_written(form, drawn):
     calls = [
-        ToolCall(id=f"c{i + 1}", name=name, arguments=arguments)
+        ToolCall(id=f"c{i + 1}", name=clean(name), arguments=clean_value(arguments))
         for i, (name, arguments) in enumerate(drawn)
     ]
     text = "First I look.\n" + tools.write(calls, form, tools=FILES)

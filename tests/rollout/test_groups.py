@@ -352,25 +352,6 @@ def test_group_cancelled_before_it_began_still_tells_of_its_members():
     assert [trajectory.outcome for trajectory in told] == [Outcome.CANCELLED] * 2
 
 
-def test_one_member_can_be_cancelled_and_the_others_go_on():
-    async def body():
-        policy = Gate(answers=1)
-        groups = groups_over(policy)
-        wanted = requests(2)
-        running = asyncio.create_task(groups.run(wanted))
-        await until(lambda: policy.waiting == 1)
-        assert groups.cancel(wanted[1].key)
-        groups.check()
-        group = await running
-        groups.check()
-        assert not groups.cancel(wanted[1].key)
-        return group
-
-    group = asyncio.run(body())
-    assert [member.outcome for member in group.members] == [Outcome.SCORED, Outcome.CANCELLED]
-    assert group.rewards == (1.0, None)
-
-
 def test_cancellation_during_verification_closes_the_seal():
     sandboxes = MemorySandboxes()
 

@@ -6,9 +6,16 @@ import os
 import pytest
 import torch
 
-from posttrain.core.errors import CheckpointError, UsageError
+from posttrain.core.errors import CheckpointError
 from posttrain.train import checkpoint
-from posttrain.train.rotation import place, rotate, saved, sweep
+
+
+def kept(folder, *, run="run", keep=1):
+    return checkpoint.RotatingCheckpoints(directory=folder, run=run, keep=keep)
+
+
+def place(folder, step):
+    return kept(folder).place(step)
 
 
 def save(folder, step, *, run="run", save_model=None):
@@ -24,14 +31,14 @@ def save(folder, step, *, run="run", save_model=None):
 
 
 def steps(folder, run="run"):
-    return [entry.step for entry in saved(folder, run=run)]
+    return list(kept(folder, run=run).saved())
 
 
 def test_order_is_by_step_number_with_equal_times_BR_60(tmp_path):
     for step in (1000, 90, 200):
         save(tmp_path, step)
         os.utime(place(tmp_path, step), (1, 1))
-    rotate(tmp_path, run="run", keep=2)
+    kept(tmp_path, keep=2).retire(1000)
     assert steps(tmp_path) == [200, 1000]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000200", "step-001000"]
 
@@ -45,8 +52,8 @@ def test_steps_beyond_six_digits_still_sort_by_number(tmp_path):
 def test_a_high_step_of_another_run_neither_counts_nor_is_resumed_BR_60(tmp_path):
     save(tmp_path, 5000, run="other")
     save(tmp_path, 10)
-    assert rotate(tmp_path, run="run", keep=1) == ()
-    assert [entry.path for entry in saved(tmp_path, run="run")] == [place(tmp_path, 10)]
+    kept(tmp_path).retire(10)
+    assert kept(tmp_path).saved() == {10: place(tmp_path, 10)}
     assert steps(tmp_path, run="other") == [5000]
 
 
@@ -62,19 +69,16 @@ def test_a_failed_save_removes_nothing_BR_60(tmp_path):
     assert steps(tmp_path) == [1, 2]
 
 
-@pytest.mark.parametrize("keep", [0, -1])
-def test_keeping_none_is_refused_BR_60(tmp_path, keep):
-    save(tmp_path, 1)
-    with pytest.raises(UsageError, match="at least 1"):
-        rotate(tmp_path, run="run", keep=keep)
-    assert steps(tmp_path) == [1]
-
-
-def test_the_pinned_best_survives_BR_60(tmp_path):
-    for step in (1, 2, 3, 4):
+def test_a_stale_higher_step_never_costs_the_one_just_saved_its_place_BR_60(tmp_path):
+    """The checkpoint that the ledger named last was removed in favour of an older one of a higher
+    step, which the ledger has rewound.
+    """
+    save(tmp_path, 5000)
+    for step in (9, 10):
         save(tmp_path, step)
-    rotate(tmp_path, run="run", keep=1, pinned=frozenset({2}))
-    assert steps(tmp_path) == [2, 4]
+        kept(tmp_path).retire(step)
+        assert place(tmp_path, step).exists()
+    assert steps(tmp_path) == [10, 5000]
 
 
 def test_an_incomplete_checkpoint_does_not_count(tmp_path):
@@ -85,13 +89,13 @@ def test_an_incomplete_checkpoint_does_not_count(tmp_path):
     (tmp_path / "step-000003").mkdir()
     (tmp_path / "step-xyz").mkdir()
     assert steps(tmp_path) == [1]
-    rotate(tmp_path, run="run", keep=1)
+    kept(tmp_path).retire(1)
     assert place(tmp_path, 2).exists()
 
 
 def test_a_folder_that_is_not_there_holds_none(tmp_path):
     assert steps(tmp_path / "absent") == []
-    sweep(tmp_path / "absent")
+    kept(tmp_path / "absent").sweep()
 
 
 def test_what_a_killed_save_left_is_swept(tmp_path):
@@ -99,7 +103,7 @@ def test_what_a_killed_save_left_is_swept(tmp_path):
     left = tmp_path / ".step-000002-abc"
     left.mkdir()
     (left / "part").write_text("x")
-    sweep(tmp_path)
+    kept(tmp_path).sweep()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000001"]
 
 

@@ -178,6 +178,16 @@ def test_a_gradient_that_is_not_finite_changes_nothing(model):
     assert asyncio.run(trainer.rl_step(random_groups(2), version=0)).loss is not None
 
 
+def test_weights_that_are_not_finite_are_never_saved(model, tmp_path):
+    """A resume went on from them and failed at once."""
+    trainer = trainer_of(model)
+    with torch.no_grad():
+        model.norm[0] = float("inf")
+    with pytest.raises(NonFiniteError, match="not finite after step 0"):
+        asyncio.run(trainer.save(tmp_path / "step-000001", extra={}))
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("drifted", "least"), [("reference", 119.0), ("policy", k3(torch.tensor(120.0)).item())]
 )

@@ -160,6 +160,22 @@ def test_a_view_that_never_ends_pays_nothing(value, database, monkeypatch):
     assert value("sqlite_rows", "shop.db", query=QUERY, expected=[]) == 0.0
 
 
+def test_a_busy_machine_makes_no_verifier_failure_of_a_slow_view(
+    value, database, tools, monkeypatch
+):
+    """Two neighbours a core let ten seconds pass before three of processor time were used."""
+    allowed_s = []
+
+    async def call(self, function, *arguments, timeout_s):
+        allowed_s.append((arguments[-1], timeout_s))
+        return {"refused": "its reader ended with -9"}
+
+    monkeypatch.setattr(type(tools.workers), "call", call)
+    assert value("sqlite_rows", "shop.db", query=QUERY, expected=[]) == 0.0
+    assert value("sqlite_rows", "shop.db", query=QUERY, expected=[], timeout_s=20) == 0.0
+    assert allowed_s == [(3, 300.0), (3, 20.0)]
+
+
 RUINOUS = {
     "a number that is no JSON value": "SELECT 'pen' AS name, 9e999 AS price",
     "a cell larger than any memory": "SELECT 'pen' AS name, zeroblob(999000000) AS price",
