@@ -1,9 +1,8 @@
 """What the sandbox bench measures beside our sandboxes, in the same run.
 
 Bare bubblewrap is the same binary with the same flags, as the same user, once a command. Container
-runtimes show /usr of this machine over an empty root. Peers run in environments of their own
-(`bench/peers/setup.sh NAME`). The one thing that must stay true: what is not here is None and is
-said, never guessed.
+runtimes show /usr of this machine over an empty root. The one thing that must stay true: what is
+not here is None and is said, never guessed.
 """
 
 import json
@@ -13,15 +12,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
+from bench._peers import missing
 from posttrain.sandbox import spec
 from posttrain.sandbox.bubblewrap import candidates
 from posttrain.sandbox.rootfs import system_folders
 
-PEERS = Path(__file__).parent / "peers"
 TRUE = "/bin/true"
 
 
@@ -101,9 +99,9 @@ def _quietly(command: Sequence[str]) -> None:
 def container(program: str, *, rounds: int) -> list[float] | None:
     """Seconds of a whole container each: made, `true`, removed. None where it does not work."""
     if (path := shutil.which(program)) is None:
-        return _missing(program, "it is not installed")
+        return missing(program, "it is not installed")
     if os.getuid() != 0:
-        return _missing(program, "it is measured as root only")
+        return missing(program, "it is measured as root only")
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder, "rootfs")
         for name in ("usr", "proc", "dev", "sys", "etc", "run", "tmp"):
@@ -122,7 +120,7 @@ def container(program: str, *, rounds: int) -> list[float] | None:
         try:
             return timed(rounds, lambda: _quietly(command))
         except RuntimeError as error:
-            return _missing(program, str(error).strip())
+            return missing(program, str(error).strip())
 
 
 def _bundle(path: str, folder: str) -> None:
@@ -135,21 +133,3 @@ def _bundle(path: str, folder: str) -> None:
         {"destination": "/usr", "source": "/usr", "type": "bind", "options": ["rbind", "ro"]}
     )
     file.write_text(json.dumps(config))
-
-
-# --- peers ------------------------------------------------------------------------------------
-
-
-def peer(name: str, *, rounds: int) -> Mapping[str, Any] | None:
-    """What a peer's own program measured, and its version."""
-    python = PEERS / "envs" / name / "bin" / "python"
-    if not python.exists():
-        return _missing(name, f"next: bench/peers/setup.sh {name}")
-    command = [str(python), str(PEERS / f"{name}_local.py"), str(rounds)]
-    ran = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-    found: Mapping[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    return found
-
-
-def _missing(name: str, reason: str) -> None:
-    print(f"{name} is not measured: {reason}")

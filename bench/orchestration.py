@@ -4,8 +4,10 @@ A scripted policy and scripted sandboxes answer at once, the verifier says 1, an
 is written to a journal on disk, so what is left is ours: rendering, token rows, the attempt's state
 machine, executors, groups. Two kinds of rollout: one reply, and three replies with two tool calls.
 
-Not measured: HTTP, model, real sandboxes. The ratios over `verifiers` and Inspect need those peers
-installed in environments of their own; they are null where these are missing.
+Not measured: HTTP, model, real sandboxes. `verifiers` and Inspect make the same two kinds of
+rollout in environments of their own (`bench/peers/setup.sh NAME`), one process each as here, with
+their own limits of concurrency. A ratio is our slowest concurrency over the fastest of theirs, of
+any setting, for the kind that looks worse for us; it is null where the peer is missing.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import asyncio
 import itertools
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from bench import _peers
 from posttrain.core import codec
 from posttrain.core.clock import RealClock
 from posttrain.core.containment import ExecResult, Sealed
@@ -125,16 +128,46 @@ def main(quick: bool) -> dict[str, Any]:
             f"{cell.kind:7} {cell.concurrent:4} concurrent: {cell.rollouts_per_s:8.0f} rollouts/s, "
             f"loop lag p99 {cell.lag_ms_p99:6.1f} ms"
         )
-    single = [cell.rollouts_per_s for cell in cells if cell.kind == "answer"]
-    multi = [cell.rollouts_per_s for cell in cells if cell.kind == "tools"]
-    return {
-        "rollouts_per_s": round(min(single), 1),
-        "rollouts_per_s_tools": round(min(multi), 1),
+    slowest = {
+        kind: min(cell.rollouts_per_s for cell in cells if cell.kind == kind)
+        for kind in ("answer", "tools")
+    }
+    found = {
+        "rollouts_per_s": round(slowest["answer"], 1),
+        "rollouts_per_s_tools": round(slowest["tools"], 1),
         "loop_lag_ms_p99": round(max(cell.lag_ms_p99 for cell in cells), 2),
-        "ratio_vs_verifiers": None,
-        "ratio_vs_inspect": None,
         "cells": [codec.to_json(cell) for cell in cells],
     }
+    return found | beside(slowest, quick=quick)
+
+
+def beside(slowest: Mapping[str, float], *, quick: bool) -> dict[str, Any]:
+    """What peers make of the same tasks, and the ratios of ours (rollouts a second by kind)."""
+    work = {
+        "objectives": {
+            "answer": ANSWER.description.objective,
+            "tools": TOOLS.description.objective,
+        },
+        "concurrency": CONCURRENCY[:1] if quick else CONCURRENCY,
+        "count": 64 if quick else 1_000,
+    }
+    found: dict[str, Any] = {"peers": {}}
+    for name in ("verifiers", "inspect"):
+        told = _peers.set_to(name, f"{name}_rollouts.py", work)
+        if told is not None:
+            found[f"{name}_cells"] = told["cells"]
+            found["peers"][name] = told["version"]
+        found[f"ratio_vs_{name}"] = told and ratio(slowest, told["cells"])
+    return found
+
+
+def ratio(slowest: Mapping[str, float], cells: Sequence[Mapping[str, Any]]) -> float:
+    """Our slowest over their fastest, of the kind that looks worse for us."""
+    ratios: list[float] = [
+        slowest[kind] / max(cell["rollouts_per_s"] for cell in cells if cell["kind"] == kind)
+        for kind in slowest
+    ]
+    return round(min(ratios), 2)
 
 
 def measure(kind: str, concurrent: int, count: int) -> Cell:

@@ -9,23 +9,18 @@ runs in its own environment (`bench/peers/setup.sh trl`); without it the ratio i
 from __future__ import annotations
 
 import asyncio
-import json
 import multiprocessing
-import os
-import subprocess
-import tempfile
 import time
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench import _peers
 from posttrain.core import seeds
 from posttrain.engine import threads
 
-PEERS = Path(__file__).parent / "peers"
-PEER_PYTHON = PEERS / "envs" / "trl" / "bin" / "python"
 DOMAINS = (
     "easy.basic_arithmetic",
     "easy.chain_sum",
@@ -237,10 +232,8 @@ async def sampled_row(
 # --- the peer -------------------------------------------------------------------------------------
 
 
-def trl_steps(job: Job, *, only: str | None) -> dict[str, Any] | None:
+def trl_steps(job: Job, *, only: str | None) -> Mapping[str, Any] | None:
     """Seconds of TRL's steps by setting, or None where its environment is missing."""
-    if not PEER_PYTHON.exists():
-        return None
     from posttrain.engine.model import load_tokenizer
     from posttrain.engine.models import resolve
 
@@ -252,17 +245,5 @@ def trl_steps(job: Job, *, only: str | None) -> dict[str, Any] | None:
         "max_tokens": job.max_tokens,
         "flat": job.flat,
     }
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "work.json"
-        file.write_text(json.dumps(work), "utf-8")
-        command = [str(PEER_PYTHON), str(PEERS / "trl_step.py"), str(file)]
-        command += [str(PEERS / "trl_settings.toml"), *(["--only", only] if only else [])]
-        # Its threads as torch sets them by default: the peer is measured as people run it, but with
-        # freed memory kept as we keep it, without which page faults take most of its time.
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}
-        kept |= {f"MALLOC_{name}_THRESHOLD_": str(2**31 - 1) for name in ("MMAP", "TRIM")}
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, text=True, check=True, env=kept, cwd=folder
-        )
-    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return answer
+    options = [str(_peers.FOLDER / "trl_settings.toml"), *(["--only", only] if only else [])]
+    return _peers.set_to("trl", "trl_step.py", work, *options)

@@ -22,7 +22,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from bench import _beside
+from bench import _beside, _peers
 from posttrain.core.clock import RealClock
 from posttrain.core.containment import Sandbox, Sandboxes
 from posttrain.core.task import Environment
@@ -77,7 +77,7 @@ def _others(source: str, *, rounds: int) -> dict[str, Any]:
             told = subprocess.run([program, "--version"], capture_output=True, text=True).stdout
             versions[program] = told.splitlines()[0].split()[-1]
     for name, count in (("swerex", max(3, rounds // 20)), ("inspect", rounds)):
-        seen = _beside.peer(name, rounds=count)
+        seen = _peers.ask(name, f"{name}_local.py", str(count))
         found |= _ms(f"{name}_cycle", seen and seen["cycle_s"])
         found |= _ms(f"{name}_exec", seen and seen["exec_s"])
         if seen is not None:

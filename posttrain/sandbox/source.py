@@ -205,10 +205,11 @@ class Prepared:
             await self._kept.pop(key).sealed.close()
 
     async def clear(self) -> None:
-        """Let all go, and keep nothing of what is being made."""
+        """Let all go, and keep nothing of what is being made. Whoever is cancelled here may be one
+        of many requesters, so all are let go nevertheless.
+        """
         kept, self._kept = self._kept, OrderedDict()
-        for each in kept.values():
-            await each.sealed.close()
+        await asyncio.shield(asyncio.gather(*(each.sealed.close() for each in kept.values())))
 
 
 def key_of(environment: Environment) -> str:

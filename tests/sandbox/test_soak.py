@@ -153,7 +153,8 @@ class Soak:
     def _look(self, family: Family) -> None:
         """Remember the processes there are, to ask for them in the end."""
         self.makers.add(family.keeper)
-        self.seen |= {(pid, _started(pid)) for pid in (family.keeper, *tree_below(family.keeper))}
+        found = {(pid, _started(pid)) for pid in (family.keeper, *tree_below(family.keeper))}
+        self.seen |= {(pid, started) for pid, started in found if started}  # else it ended just now
 
     async def count(self, source: BubblewrapSandboxes) -> Count:
         """Everything that can be counted, once each kept set-up was asked for."""
