@@ -110,13 +110,7 @@ async def hold_in_segments(place):
     await place.run(hold_segments, may_die=True)
 
 
-@FAMILY.attack(
-    "fill the buffers of sockets, which count apart",
-    held_by="the control group counts buffers of internet sockets too",
-    environment=Environment(memory_bytes=48 << 20),
-    tree=True,
-)
-def fill_buffers(given):
+def queue_bytes(given):
     queued, kept = 0, []
     server = socket.create_server(("127.0.0.1", 0))
     while queued < 64 << 20:
@@ -130,6 +124,17 @@ def fill_buffers(given):
                 queued += sender.send(bytes(1 << 16))
         except BlockingIOError:
             pass
+
+
+@FAMILY.attack(
+    "fill the buffers of sockets, which count apart",
+    held_by="the control group counts buffers of internet sockets too",
+    environment=Environment(memory_bytes=48 << 20),
+    tree=True,
+)
+async def fill_buffers(place):
+    """On v1 no more is taken; on v2 they are memory like any other, and whoever has it dies."""
+    await place.run(queue_bytes, may_die=True)
 
 
 def fill_folders(given):
