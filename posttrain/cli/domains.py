@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -101,12 +102,18 @@ def check(
     everything: Annotated[bool, typer.Option("--all", help="Every domain.")] = False,
     sample: Annotated[bool, typer.Option("--sample", help="A fixed quick sample.")] = False,
     per_level: Annotated[int, typer.Option(min=1, help="Tasks of each level.")] = 4,
+    fixtures: Annotated[
+        Path | None, typer.Option(help="Folder of attacks that somebody caught, as JSON.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON lines.")] = False,
 ) -> None:
-    """Check domains: the oracle earns 1, replies that deserve nothing earn 0, tasks repeat."""
+    """Check domains: the oracle earns 1, attacks earn 0, nothing private is shown, tasks repeat.
+    Reports are kept under runs/admissions, where `posttrain train` looks for them.
+    """
     import asyncio
 
     from posttrain.domains import catalogue
+    from posttrain.evals import attackers
 
     wanted = ["*"] if everything else [*(names or ()), *(SAMPLE if sample else ())]
     if not wanted or (everything and (names or sample)):
@@ -114,17 +121,17 @@ def check(
             "domains check wants names, or --all, or --sample.", "posttrain domains check --sample"
         )
     found = [entry for pattern in wanted for entry in catalogue.matching(pattern)]
-    entries = list({entry.name: entry for entry in found}.values())
+    specs = [catalogue.DomainSpec(name=name) for name in dict.fromkeys(e.name for e in found)]
+    caught = attackers.fixtures(fixtures) if fixtures else []
 
     async def run() -> dict[str, Admission]:
         from posttrain.cli import examination
 
         refused = {}
-        doing = _Doing()
-        examined = examination.examine(
-            entries, per_level=per_level, begins=doing.begins, ends=doing.ends
-        )
-        async for name, report in examined:
+        doing = Doing()
+        async for name, report in examination.examine(
+            specs, doing, per_level=per_level, fixtures=caught
+        ):
             doing.clear()
             _tell(report, as_json=as_json)
             doing.draw()
@@ -136,29 +143,30 @@ def check(
     if refused:
         shown = [name for name, report in refused.items() if not report.error]
         raise RunError(
-            f"{len(refused)} of {len(entries)} domains are not sound: "
-            f"{', '.join(sorted(refused))}.",
+            f"{len(refused)} of {len(specs)} domains are not sound: {', '.join(sorted(refused))}.",
             f"posttrain domains show {shown[0]} shows a task of it."
             if shown
             else "correct what is told above, then check again.",
         )
     if not as_json:
-        typer.echo(f"{len(entries)} of {len(entries)} domains are sound")
+        typer.echo(f"{len(specs)} of {len(specs)} domains are sound")
 
 
-class _Doing:
+class Doing:
     """Which domains are under examination, on the standard error stream: on a terminal one line
     that is written over, elsewhere a line for each that begins.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, quiet: bool = False) -> None:
+        """`quiet`: nothing is written where there is no terminal."""
+        self._quiet = quiet
         self._names: list[str] = []
         self._terminal = sys.stderr.isatty()
 
     def begins(self, name: str) -> None:
         """A domain's examination begins."""
         self._names.append(name)
-        if not self._terminal:
+        if not self._terminal and not self._quiet:
             typer.echo(f"checking {name}", err=True)
         self.draw()
 

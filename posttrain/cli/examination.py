@@ -1,4 +1,4 @@
-"""The examination of several domains for `domains check`, side by side.
+"""The examination of several domains, side by side, with their reports kept for the next time.
 
 It judges nothing (`evals.admission` does) and builds nothing (`loop.wiring` does). The one thing
 that must stay true: every domain asked about gets its report, whatever is wrong with it.
@@ -7,42 +7,99 @@ that must stay true: every domain asked about gets its report, whatever is wrong
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Protocol
 
+from posttrain.cli import runs
 from posttrain.core.errors import PosttrainError
-from posttrain.domains.catalogue import DomainSpec, Entry
+from posttrain.domains import catalogue
+from posttrain.domains.catalogue import DomainSpec
+from posttrain.evals import registry
 from posttrain.evals.admission import Admission
+from posttrain.evals.attackers import Fixture
 from posttrain.loop.wiring import open_examiner
 
-SIDE_BY_SIDE = 2
+
+class Admissions:
+    """A folder of reports on domains, by the fingerprint of what was examined."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get(self, fingerprint: str) -> Admission | None:
+        """The stored report; None where there is none that reads back whole."""
+        return registry.read(self._folder / f"{fingerprint}.json", Admission)
+
+    def put(self, fingerprint: str, report: Admission) -> Path:
+        """Store it; returns the file's path.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        return registry.write(self._folder / f"{fingerprint}.json", report)
+
+
+class Watch(Protocol):
+    """Is told what is under examination."""
+
+    def begins(self, name: str) -> None:
+        """The examination of a domain begins."""
+        ...
+
+    def ends(self, name: str) -> None:
+        """It is over."""
+        ...
+
+
+def each(specs: Sequence[DomainSpec]) -> list[DomainSpec]:
+    """The choices of a configuration, patterns as one for each domain of theirs."""
+    return [
+        spec if spec.source else spec.model_copy(update={"name": entry.name})
+        for spec in specs
+        for entry in catalogue.chosen(spec)
+    ]
 
 
 async def examine(
-    entries: Sequence[Entry],
+    specs: Sequence[DomainSpec],
+    watch: Watch,
     *,
     per_level: int,
-    begins: Callable[[str], None],
-    ends: Callable[[str], None],
+    side_by_side: int = 2,
+    known: bool = False,
+    fixtures: Sequence[Fixture] = (),
 ) -> AsyncIterator[tuple[str, Admission]]:
-    """Name of each domain, as it was asked for, and the report on it, as they are done; `begins`
-    and `ends` are told what is under examination.
+    """Name of each choice, as it was made, and the report on it, as they are done. `known`: a kept
+    report on the same tasks and the same judging code is good enough.
     """
-    async with open_examiner(processes=SIDE_BY_SIDE) as (supply, examiner):
-        room = asyncio.Semaphore(SIDE_BY_SIDE)
+    kept = Admissions(runs.root() / "admissions")
+    async with open_examiner(processes=side_by_side) as (supply, examiner):
+        room = asyncio.Semaphore(side_by_side)
 
-        async def one(entry: Entry) -> tuple[str, Admission]:
+        async def report(spec: DomainSpec) -> Admission:
+            keys = await supply.keys([spec])
+            fingerprint = await examiner.fingerprint(keys)
+            if known and (found := kept.get(fingerprint)) is not None:
+                return found
+            made = await examiner.examine(keys, per_level=per_level, fixtures=fixtures)
+            with contextlib.suppress(OSError):  # it is made again next time
+                kept.put(fingerprint, made)
+            return made
+
+        async def one(spec: DomainSpec) -> tuple[str, Admission]:
             async with room:
-                begins(entry.name)
+                watch.begins(spec.name)
                 try:
-                    keys = await supply.keys([DomainSpec(name=entry.name)])
-                    return entry.name, await examiner.examine(keys, per_level=per_level)
+                    return spec.name, await report(spec)
                 except PosttrainError as error:
-                    refused = Admission(domain=entry.name, tasks=0, distinct=0, error=str(error))
-                    return entry.name, refused
+                    refused = Admission(domain=spec.name, tasks=0, distinct=0, error=str(error))
+                    return spec.name, refused
                 finally:
-                    ends(entry.name)
+                    watch.ends(spec.name)
 
-        tasks = [asyncio.create_task(one(entry)) for entry in entries]
+        tasks = [asyncio.create_task(one(spec)) for spec in specs]
         try:
             for done in asyncio.as_completed(tasks):
                 yield await done

@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 import posttrain
-from posttrain.cli import config, doctor, domains, evaluate, models, report, train
+from posttrain.cli import config, doctor, domains, evaluate, lookback, models, report, train
 from posttrain.cli.stopping import INTERRUPTED
 from posttrain.core.errors import PosttrainError
 
@@ -35,6 +35,8 @@ app.command("doctor")(doctor.doctor)
 app.command("train", short_help="Train, evaluate and report.")(train.train)
 app.command("eval", short_help="Evaluate a run or a model on held-out tasks.")(evaluate.evaluate)
 app.command("report")(report.report)
+app.command("reverify", short_help="Judge a run's attempts again.")(lookback.reverify)
+app.command("rollback", short_help="Take a run back to an earlier step.")(lookback.rollback)
 app.add_typer(models.app, name="models")
 app.add_typer(domains.app, name="domains")
 app.add_typer(config.app, name="config")

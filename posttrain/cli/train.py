@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from posttrain.loop.settings import RunConfig
     from posttrain.loop.wiring import Run
 
+ADMITTED_PER_LEVEL = 2
+"""Tasks of each level that a domain is examined on before it is trained on for the first time."""
 ASKED = 2
 """How often a run is asked to end: after its step, then at once."""
 
@@ -33,11 +35,15 @@ def train(
     overrides: Overrides = None,
     resume: Annotated[str | None, typer.Option(help="Go on with this run.")] = None,
     run: Annotated[str | None, typer.Option(help="Name of the new run.")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Train on domains that are not admitted, too.")
+    ] = False,
 ) -> None:
     """Train, evaluate and report. Ctrl-C ends after the step in progress; once more, at once."""
+    warnings: list[str] = []
     if resume is None:
         folder, resolved = _begin(preset, config, overrides or (), run)
-    elif preset or config or overrides or run:
+    elif preset or config or overrides or run or force:
         raise UsageError(
             "--resume goes on under the configuration the run was started with; it was given "
             "together with other options.",
@@ -47,7 +53,9 @@ def train(
         folder = runs.find(resume)
         resolved = sources.saved(folder)
     try:
-        ending = _work(folder, resolved.value, resume=resume is not None)
+        if resume is None:
+            warnings = _admit(resolved.value, force=force)
+        ending = _work(folder, resolved.value, resume=resume is not None, warnings=warnings)
         _conclude(folder, ending)
     except (PreflightError, UsageError):
         runs.forget(folder)
@@ -78,7 +86,39 @@ def _begin(
     return sources.begin(preset, config, overrides, name=run)
 
 
-def _work(folder: Path, config: RunConfig, *, resume: bool) -> Ending:
+def _admit(config: RunConfig, *, force: bool) -> list[str]:
+    """Examine the domains that nobody examined as they are; warnings of those that are trained on
+    all the same.
+
+    Raises:
+        UsageError: one is not admitted, and `force` is not given.
+    """
+    import asyncio
+
+    from posttrain.cli import examination
+    from posttrain.cli.domains import Doing
+
+    async def refused() -> dict[str, str]:
+        found, doing = {}, Doing(quiet=True)
+        async for name, report in examination.examine(
+            examination.each(config.domains.train), doing, per_level=ADMITTED_PER_LEVEL, known=True
+        ):
+            if not report.admitted:
+                found[name] = report.reasons[0]
+        doing.clear()
+        return found
+
+    found = asyncio.run(refused())
+    if not found or force:
+        return [f"Domain {name} is not admitted: {why}" for name, why in found.items()]
+    told = "; ".join(f"{name} ({why})" for name, why in found.items())
+    raise UsageError(
+        f"not admitted to training: {told}.",
+        f"posttrain domains check {next(iter(found))} tells all; --force trains on it as it is",
+    )
+
+
+def _work(folder: Path, config: RunConfig, *, resume: bool, warnings: Sequence[str]) -> Ending:
     """Run it to its end under the display.
 
     Raises:
@@ -95,7 +135,9 @@ def _work(folder: Path, config: RunConfig, *, resume: bool) -> Ending:
     steps = {"sft": config.sft.steps, "rl": config.rl.steps}
     watch = progress.Watch(clock, steps=steps, minutes=config.rl.minutes)
     with stopping.held(), runs.crash_file(folder), progress.display(watch, clock) as display:
-        opening = wiring.open_run(config, folder, resume=resume, recorder=display)
+        opening = wiring.open_run(
+            config, folder, resume=resume, recorder=display, warnings=warnings
+        )
         try:
             return asyncio.run(_train(opening))
         except asyncio.CancelledError:

@@ -83,6 +83,20 @@ class Finished(LedgerEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reverified(LedgerEvent):
+    """A finished attempt was judged again, later; its newest judgement is the one that counts."""
+
+    kind: ClassVar[str] = "reverified"
+    key: str
+    outcome: str
+    reward: float | None
+    verifier: str
+    """Kinds and versions of what judged."""
+    place: str
+    """Where the verdict lies in the journal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trained(LedgerEvent):
     """A step consumed these attempts; the weights it made are `version`."""
 
@@ -173,7 +187,7 @@ class Ended(LedgerEvent):
 LEDGER_EVENTS: Mapping[str, type[LedgerEvent]] = {
     event.kind: event
     for event in (
-        Started, Drawn, Entered, Finished, Trained, Dropped, Published,
+        Started, Drawn, Entered, Finished, Reverified, Trained, Dropped, Published,
         Saved, Rewound, Evaluated, Labelled, Controlled, Ended,
     )
 }  # fmt: skip

@@ -58,6 +58,19 @@ class Chat(Protocol):
         ...
 
 
+class Scores(Protocol):
+    """A reward model."""
+
+    @property
+    def name(self) -> str:
+        """Name and version."""
+        ...
+
+    async def score(self, task: Task, reply: str) -> float:
+        """How good a reply to a task is, in [0, 1]; 0 for one that deserves nothing."""
+        ...
+
+
 class Work(StrEnum):
     """Kinds of work the compute thread runs."""
 

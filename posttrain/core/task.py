@@ -201,7 +201,7 @@ class Entry:
     mode: int
     """Permission bits."""
     size: int
-    """Bytes, of a file."""
+    """Bytes, of a file or of what a link says."""
 
 
 class Isolation(StrEnum):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import json
+import resource
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -274,6 +275,11 @@ def tasks(reference: Json, pairs: Sequence[tuple[int, int]]) -> list[Json]:
     """
     domain = load(reference)
     return [codec.to_json(_task(domain, seed, level)) for seed, level in pairs]
+
+
+def peak_bytes() -> int:
+    """The most memory that this process had in use at once."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def oracles(reference: Json, given: Sequence[Json]) -> list[Json]:

@@ -69,6 +69,19 @@ class Supply:
         arguments = (key.reference, key.level, root_seed, list(numbers), self._heldout_share)
         return _tasks(await self._call("drawn", key.domain, *arguments, size=len(numbers)))
 
+    async def seeded(self, key: Key, seed: int) -> Task:
+        """The task of a seed, held out or not.
+
+        Raises:
+            DomainError: the domain raised, hung or died.
+        """
+        told = await self._call("tasks", key.domain, key.reference, [[seed, key.level]])
+        return _tasks(told)[0]
+
+    async def peak_bytes(self, key: Key) -> int:
+        """Most memory that a process which made tasks for this ever took."""
+        return int(await self._call("peak_bytes", key.domain))
+
     async def pool(
         self, key: Key, *, root_seed: int, count: int, split: Split = Split.HELDOUT
     ) -> tuple[Task, ...]:

@@ -2,25 +2,41 @@
 
 An evaluation of the domain, not of a policy: no model takes part. Answer tasks are judged on
 scripted texts; tasks with tools are played through the real executor and sandbox. The one thing
-that must stay true: a domain is admitted only if its oracle always earns 1, every probe that
-deserves nothing earns exactly 0, and its tasks are the same in two processes.
+that must stay true: a domain is admitted only if its oracle always earns 1, every attack earns
+exactly 0, no solution is in the policy's reach, and its tasks are the same in two processes.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from posttrain.core import codec
+from posttrain import verify
+from posttrain.core import codec, seeds
 from posttrain.core.errors import DomainError
 from posttrain.core.ports import AttemptRequest, Clock, Verifier
-from posttrain.core.task import Oracle, OracleTurn, Task
+from posttrain.core.task import Oracle, Task
 from posttrain.core.trajectory import AttemptKey, Sampling, Trajectory
 from posttrain.core.verdict import Outcome
 from posttrain.domains.mixture import Key, Split, shared_content
 from posttrain.domains.supply import Supply
+from posttrain.evals import leaks
+from posttrain.evals.attackers import (
+    COMMANDS,
+    IDLE,
+    REPLIES,
+    Fixture,
+    done,
+    hedged,
+    roomy,
+    said,
+)
 from posttrain.evals.metrics import PASS_REWARD, SANDBOX_TASKS, TASKS, Constant
 from posttrain.evals.suite import spoken
 from posttrain.rollout.group import Groups
@@ -33,17 +49,8 @@ FIRST_LOOK = 64
 """Tasks of a domain among which a small question space shows by a repeated content."""
 MAX_TOLD = 5
 """Cases that a report names of each kind of failure."""
-JUNK: Mapping[str, str] = {
-    "empty": "",
-    "blank": " \n\t",
-    "junk": "xyz",
-    "zero": "0",
-    "punctuation": ":",
-    "refusal": "I cannot help with that.",
-}
-"""Replies that deserve nothing, by the name of their probe (unless one is the gold answer)."""
-IDLE: Mapping[str, str] = {"nothing done": "Done.", "junk": "xyz"}
-"""Closing texts of attempts that called no tool."""
+REPEATS = 2
+"""How often each oracle is played: a verdict that wavers shows."""
 
 Play = Callable[[Task, Oracle], Awaitable[Trajectory]]
 """Carries out an oracle's turns as an attempt, to its verdict."""
@@ -61,6 +68,8 @@ class Probe:
     """Tasks whose reward was not what the probe deserves, with what it was; at most five."""
     errors: tuple[str, ...] = ()
     """Distinct messages of attempts without a reward; at most five."""
+    earned: tuple[float | None, ...] = ()
+    """Each reward, in order."""
 
     @property
     def passed(self) -> bool:
@@ -81,10 +90,14 @@ class Admission:
     """What breaks the contract of domains, as sentences; at most five."""
     constant: Constant | None = None
     """The most frequent gold answer and its share of the tasks; answer domains only."""
+    flaky: int = 0
+    """Tasks whose oracle earned different rewards when it was played again."""
     make_s: float = 0.0
     """Mean time to make a task with its reference solution, seconds."""
     judge_s: float = 0.0
     """Mean time to play and judge an oracle, seconds."""
+    peak_bytes: int = 0
+    """Memory of the largest process that made its tasks, which may have made others' as well."""
     remarks: tuple[str, ...] = ()
     """What its results will suffer from, though it is sound."""
     error: str = ""
@@ -100,6 +113,8 @@ class Admission:
             for text in (*probe.wrong, *probe.errors):
                 told.setdefault(text, []).append(probe.name)
         found += [f"{', '.join(names)}: {text}" for text, names in told.items()]
+        if self.flaky:
+            found.append(f"{self.flaky} oracles earned another reward when played again")
         if not self.error and ORACLE not in {probe.name for probe in self.probes}:
             found.append("no oracle was played")
         return tuple(found)
@@ -114,27 +129,45 @@ class Examiner:
     """Examines domains."""
 
     def __init__(
-        self, supply: Supply, other: Supply, verifier: Verifier, clock: Clock, *, play: Play
-    ) -> None:
+        self, supply: Supply, other: Supply, verifier: Verifier, clock: Clock, *, play: Play,
+        search: leaks.Search,
+    ) -> None:  # fmt: skip
         """`other` makes the same tasks in processes of its own; `play` carries out tool tasks."""
         self._supply = supply
         self._other = other
         self._verifier = verifier
         self._clock = clock
         self._play = play
+        self._search = search
 
-    async def examine(self, keys: Sequence[Key], *, per_level: int = 4, seed: int = 0) -> Admission:
-        """The report on one domain, over `per_level` tasks of each of its keys."""
+    async def fingerprint(self, keys: Sequence[Key]) -> str:
+        """Hash of a task of each key and of the code that judges: changes where an examination may
+        come out differently.
+
+        Raises:
+            DomainError: the domain cannot make a task.
+        """
+        tasks = [t for key in keys for t in await self._supply.drawn(key, root_seed=0, numbers=[0])]
+        return seeds.hex_key("admission", _judging_code(), *map(_as_text, tasks))
+
+    async def examine(
+        self, keys: Sequence[Key], *, per_level: int = 4, seed: int = 0,
+        fixtures: Sequence[Fixture] = (),
+    ) -> Admission:  # fmt: skip
+        """The report on one domain, over `per_level` tasks of each of its keys, and the attempts
+        that somebody caught there.
+        """
         domain = keys[0].domain
         assert {key.domain for key in keys} == {domain}, "one report is about one domain"
         try:
-            return await self._examine(domain, keys, range(per_level), seed)
+            return await self._examine(domain, keys, range(per_level), seed, fixtures)
         except DomainError as error:
             return Admission(domain=domain, tasks=0, distinct=0, error=str(error))
 
     async def _examine(
-        self, domain: str, keys: Sequence[Key], numbers: range, seed: int
-    ) -> Admission:
+        self, domain: str, keys: Sequence[Key], numbers: range, seed: int,
+        fixtures: Sequence[Fixture],
+    ) -> Admission:  # fmt: skip
         tasks: list[Task] = []
         oracles: list[Oracle] = []
         started_s = self._clock.now_s()
@@ -143,53 +176,88 @@ class Examiner:
             tasks += made
             oracles += await self._supply.oracles(key, made)
         made_s = self._clock.now_s()
-        probes = [await self._probe(ORACLE, tasks, oracles, deserved=1.0)]
+        rounds = [await self._probe(ORACLE, tasks, oracles, deserved=1.0) for _ in range(REPEATS)]
         judged_s = self._clock.now_s()
-        probes += await self._undeserving(tasks, oracles)
+        probes = [_worst(rounds), *await self._undeserving(tasks, oracles)]
+        probes += await self._caught(keys, fixtures)
+        found = [
+            text
+            for t, o in zip(tasks, oracles, strict=True)
+            for text in await leaks.of(t, o, self._search)
+        ]
+        problems = [*await self._problems(keys, tasks, oracles, seed, numbers), *found]
         return Admission(
             domain=domain,
             tasks=len(tasks),
             distinct=len({task.content_key for task in tasks}),
             probes=tuple(probes),
-            problems=await self._problems(keys, tasks, oracles, seed, numbers),
+            problems=tuple(dict.fromkeys(problems))[:MAX_TOLD],
+            flaky=sum(
+                len(set(earned)) > 1 for earned in zip(*(r.earned for r in rounds), strict=True)
+            ),
             constant=_constant(tasks, oracles),
             remarks=await self._shortage(keys, seed, sandboxed=tasks[0].environment is not None),
             make_s=(made_s - started_s) / max(1, len(tasks)),
-            judge_s=(judged_s - made_s) / max(1, len(tasks)),
+            judge_s=(judged_s - made_s) / max(1, REPEATS * len(tasks)),
+            peak_bytes=await self._supply.peak_bytes(keys[0]),
         )
 
     async def _undeserving(self, tasks: Sequence[Task], oracles: Sequence[Oracle]) -> list[Probe]:
-        """One probe for each kind of reply that deserves nothing."""
-        texts: dict[str, list[tuple[Task, str]]] = {"echo": []}
-        for task, oracle in zip(tasks, oracles, strict=True):
-            gold = oracle.turns[-1].text
-            texts["echo"].append((task, task.description.objective))
-            for name, text in (JUNK if task.executor == "answer" else IDLE).items():
-                if not (task.executor == "answer" and _equal(gold, text)):
-                    texts.setdefault(name, []).append((task, text))
-        probes = []
-        for name, tried in texts.items():
-            said = [Oracle(turns=(OracleTurn(text=text),)) for _, text in tried]
-            probes.append(await self._probe(name, [task for task, _ in tried], said, deserved=0.0))
-        return probes
+        """One probe for each attack."""
+        golds = [oracle.turns[-1].text for oracle in oracles]
+        attempts: dict[str, list[tuple[Task, Oracle]]] = {}
+
+        def attack(name: str, task: Task, turns: Oracle | None) -> None:
+            if turns is not None:
+                attempts.setdefault(name, []).append((task, turns))
+
+        for number, (task, gold) in enumerate(zip(tasks, golds, strict=True)):
+            attack("echo", task, said(task.description.objective))
+            if task.executor != "answer":
+                for name, text in IDLE.items():
+                    attack(name, roomy(task), said(text))
+                for name, command in COMMANDS.items():
+                    attack(name, roomy(task), done(task, command))
+                continue
+            for name, text in REPLIES.items():
+                if not _equal(gold, text):
+                    attack(name, task, said(text))
+            other = golds[number - 1]
+            if not _equal(gold, other):
+                attack("hedge", task, said(hedged(gold, other)))
+        return [
+            await self._probe(name, [t for t, _ in tried], [o for _, o in tried], deserved=0.0)
+            for name, tried in attempts.items()
+        ]
+
+    async def _caught(self, keys: Sequence[Key], fixtures: Sequence[Fixture]) -> list[Probe]:
+        """One probe over what somebody caught at tasks of these keys."""
+        tasks, turns = [], []
+        for key in keys:
+            for fixture in fixtures:
+                if (fixture.domain, fixture.level) == (key.domain, key.level):
+                    tasks.append(roomy(await self._supply.seeded(key, fixture.seed)))
+                    turns.append(fixture.turns)
+        return [await self._probe("caught", tasks, turns, deserved=0.0)] if tasks else []
 
     async def _probe(
         self, name: str, tasks: Sequence[Task], turns: Sequence[Oracle], *, deserved: float
     ) -> Probe:
-        wrong, errors, paid = [], [], []
+        wrong, errors, earned = [], [], []
         for task, oracle in zip(tasks, turns, strict=True):
             reward, error = await self._earned(task, oracle)
+            earned.append(reward)
             if reward is None:
                 errors.append(error)
                 continue
-            paid.append(reward)
             right = reward >= PASS_REWARD if deserved else reward == 0.0
             if not right:
                 wrong.append(f"{task.id} earned {reward:g}, deserves {deserved:g}")
         return Probe(
             name=name,
             tried=len(tasks),
-            paid=math.fsum(paid),
+            paid=math.fsum(reward for reward in earned if reward),
+            earned=tuple(earned),
             wrong=tuple(wrong[:MAX_TOLD]),
             errors=tuple(dict.fromkeys(errors))[:MAX_TOLD],
         )
@@ -258,6 +326,22 @@ class Examiner:
             if len(found) >= most:
                 break
         return len(found)
+
+
+def _worst(rounds: Sequence[Probe]) -> Probe:
+    return next((probe for probe in rounds if not probe.passed), rounds[0])
+
+
+def _as_text(task: Task) -> str:
+    return json.dumps(codec.to_json(task), sort_keys=True)
+
+
+@functools.cache
+def _judging_code() -> str:
+    """Hash of the code that judges and of this examination."""
+    folders = (Path(verify.__file__).parent, Path(__file__).parent)
+    files = sorted(path for folder in folders for path in folder.glob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def _equal(gold: str, text: str) -> bool:

@@ -75,6 +75,10 @@ class Evaluation:
         """Domains in the order of the suite."""
         return tuple(dict.fromkeys(result.domain for result in self.results))
 
+    def is_alike(self, other: Evaluation) -> bool:
+        """Whether it is of the same suite under the same sampling, so that they can be compared."""
+        return (self.suite, self.sampling) == (other.suite, other.sampling)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
@@ -166,7 +170,7 @@ def pairs(before: Evaluation, after: Evaluation) -> dict[str, list[Pair]]:
     Raises:
         UsageError: they are not of the same suite and sampling, or name different tasks.
     """
-    if (before.suite, before.sampling) != (after.suite, after.sampling):
+    if not before.is_alike(after):
         raise UsageError(
             "wanted two evaluations of one suite under one sampling, got suites "
             f"{before.suite[:12]} and {after.suite[:12]}, {before.sampling} and {after.sampling}."

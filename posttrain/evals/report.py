@@ -108,7 +108,7 @@ def load(folder: Path) -> ReportData:
     """What a run folder holds.
 
     Raises:
-        UsageError: the folder holds no run, or its evaluations cannot be compared.
+        UsageError: the folder holds no run.
     """
     ledger, journal = folder / "ledger.jsonl", folder / "journal"
     if not ledger.exists() and not journal.exists():
@@ -140,9 +140,15 @@ def load(folder: Path) -> ReportData:
         account=totals,
         cost=_cost(steps, config.get("run", {}).get("price_per_hour")),
         environment=_environment(notes.get("environment", ())),
-        warnings=_told(notes.get("warning", ()), "message"),
+        warnings=(*_told(notes.get("warning", ()), "message"), *map(_other, outcomes.other_suites)),
         quarantined=_told(notes.get("quarantine", ()), "domain"),
     )
+
+
+def _other(point: str) -> str:
+    name = summary.POINT_NAMES[point]
+    how = "was made on other tasks, or under other checks, than the newest one"
+    return f"The evaluation '{name}' {how}, and is compared with nothing."
 
 
 def account_of(ledger: Iterable[events.LedgerEvent]) -> Account:

@@ -121,6 +121,10 @@ class Outcomes:
 
     evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
     """By point, in order."""
+    other_suites: tuple[str, ...] = ()
+    """Points that were evaluated on other tasks, or under other checks, than the newest one: they
+    are compared with nothing.
+    """
     changes: tuple[Change, ...] = ()
     """Trained domains first."""
     rl_gain: float | None = None
@@ -240,17 +244,21 @@ def _result(domain: str, entry: Mapping[str, Json]) -> Result:
 
 
 def outcomes_of(notes: Iterable[Note], *, watch: Collection[str] = ()) -> Outcomes:
-    """The comparison of all evaluated points; the last note of a point counts.
+    """The comparison of all points that were evaluated as the newest one was (a domain's checks may
+    have changed in between); the last note of a point counts.
 
     Args:
         notes: the notes of kind `eval`.
         watch: domains that were evaluated and never trained on.
-
-    Raises:
-        UsageError: the points were not evaluated on the same tasks.
     """
-    latest = {str(note.data["point"]): note for note in notes}
-    evaluations = {p: evaluation_of(latest[p]) for p in POINT_NAMES if p in latest}
+    latest: dict[str, Note] = {}
+    for note in notes:
+        latest.pop(str(note.data["point"]), None)
+        latest[str(note.data["point"])] = note
+    every = {p: evaluation_of(latest[p]) for p in POINT_NAMES if p in latest}
+    newest = next((every[point] for point in reversed(latest) if point in every), None)
+    evaluations = {p: each for p, each in every.items() if newest and each.is_alike(newest)}
+    other = tuple(point for point in every if point not in evaluations)
     if not evaluations:
         return Outcomes()
     scores = {point: metrics.scores(each) for point, each in evaluations.items()}
@@ -270,10 +278,11 @@ def outcomes_of(notes: Iterable[Note], *, watch: Collection[str] = ()) -> Outcom
     trained = [change.domain for change in changes if not change.watch]
     before, after = evaluations.get("sft", evaluations.get("base")), evaluations.get("rl")
     if before is None or after is None or not trained:
-        return Outcomes(evaluations=evaluations, changes=tuple(changes))
+        return Outcomes(evaluations=evaluations, other_suites=other, changes=tuple(changes))
     rates = metrics.macro_rate(before, trained), metrics.macro_rate(after, trained)
     return Outcomes(
         evaluations=evaluations,
+        other_suites=other,
         changes=tuple(changes),
         rl_gain=rates[1] - rates[0] if rates[0] is not None and rates[1] is not None else None,
         rl_gain_p=metrics.macro_gain_p(before, after, trained),

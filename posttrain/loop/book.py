@@ -13,7 +13,7 @@ from posttrain.core import codec, events
 from posttrain.core.events import Note
 from posttrain.core.task import Json
 from posttrain.core.trajectory import AttemptKey, Trajectory
-from posttrain.core.verdict import Outcome
+from posttrain.core.verdict import Outcome, Verdict
 from posttrain.domains import mixture
 from posttrain.loop.moves import Draw, Publish, Save
 from posttrain.loop.parts import Records
@@ -130,9 +130,30 @@ class Book:
         if note is None or note.key != key.hex:
             return None
         try:
-            return codec.from_json(Trajectory, note.data)
+            trajectory = codec.from_json(Trajectory, note.data)
+            if (later := self.past.reverified.get(key.hex)) is None:
+                return trajectory
+            judged = self._records.journal.read(later.place)
+            if judged is None or judged.key != key.hex:
+                return None
+            verdict = codec.from_json(Verdict, judged.data)
+            return trajectory.judged(verdict, Outcome(later.outcome))
         except (TypeError, ValueError):
             return None
+
+    def reverified(self, key: AttemptKey, verdict: Verdict) -> events.Reverified:
+        """A finished attempt was judged again: first the verdict, then the event with its place."""
+        outcome = Outcome.VERIFIER_FAILED if verdict.reward is None else Outcome.SCORED
+        note = Note(kind="verdict", key=key.hex, data=codec.to_json(verdict))
+        event = events.Reverified(
+            key=key.hex,
+            outcome=str(outcome),
+            reward=verdict.reward,
+            verifier=" ".join(sorted({part.verifier for part in verdict.components})),
+            place=self._records.journal.write(note),
+        )
+        self.write(event)
+        return event
 
     # --- the main line ------------------------------------------------------------------------
 

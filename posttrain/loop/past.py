@@ -39,6 +39,8 @@ class Past:
     """Those of the ends of phases: none that its phase was trained on after."""
     quarantined: dict[str, str] = field(default_factory=dict)
     """Domain → evidence."""
+    reverified: dict[str, events.Reverified] = field(default_factory=dict)
+    """Attempt key → its newest judgement, where that is a later one than its first."""
     starts: int = 0
     """How often the run was started or resumed."""
 
@@ -57,6 +59,10 @@ class Past:
                 self.draws[event.draw] = event
                 sets = self.places.setdefault((event.domain, event.level), {})
                 sets[event.set_key] = event.place + 1
+            case events.Entered():
+                self.reverified.pop(event.key, None)  # it is made again
+            case events.Reverified():
+                self.reverified[event.key] = event
             case events.Trained():
                 self._train(event)
             case events.Published():

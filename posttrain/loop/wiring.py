@@ -25,6 +25,7 @@ from posttrain.core.trajectory import Sampling
 from posttrain.domains.mixture import Key
 from posttrain.domains.supply import Supply
 from posttrain.engine import model as models
+from posttrain.evals import leaks
 from posttrain.evals.admission import Examiner, player
 from posttrain.evals.metrics import Evaluation
 from posttrain.evals.registry import Registry
@@ -39,10 +40,12 @@ from posttrain.loop.parts import Parts, Records
 from posttrain.loop.past import Past, fold
 from posttrain.loop.resume import prepare
 from posttrain.loop.settings import RunConfig
+from posttrain.observe.blobs import FileBlobs
 from posttrain.observe.journal import FileJournal
 from posttrain.observe.ledger import FileLedger
+from posttrain.observe.workspaces import keeping
 from posttrain.rollout.answer import AnswerExecutor
-from posttrain.rollout.group import Groups, Retries
+from posttrain.rollout.group import Groups, Keep, Retries
 from posttrain.rollout.oracle import OracleExecutor
 from posttrain.rollout.render import Renderer
 from posttrain.rollout.tokenizer import TransformersTokenizer
@@ -200,9 +203,10 @@ class Run:
 
 @asynccontextmanager
 async def open_run(
-    config: RunConfig, directory: Path, *, resume: bool, recorder: Recorder
-) -> AsyncIterator[Run]:
-    """A run in its folder, ready to train or to evaluate.
+    config: RunConfig, directory: Path, *, resume: bool, recorder: Recorder,
+    warnings: Sequence[str] = (),
+) -> AsyncIterator[Run]:  # fmt: skip
+    """A run in its folder, ready to train or to evaluate. `warnings` go into its record.
 
     Raises:
         UsageError: the folder holds a run and `resume` is not asked for; unknown domains.
@@ -225,12 +229,13 @@ async def open_run(
                 f"The ledger {directory / 'ledger.jsonl'} is empty, though there are checkpoints.",
                 "restore the ledger from a copy, or start a new run.",
             )
-        if ledger.torn:
-            message = f"A last ledger line was cut by a crash and left out: {ledger.torn[:80]!r}"
+        torn = f"A last ledger line was cut by a crash and left out: {ledger.torn[:80]!r}"
+        for message in (*warnings, *([torn] if ledger.torn else ())):
             journal.write(Note(kind="warning", data={"message": message}))
         model = load_model(config, directory)
         stack.enter_context(model.engine)
-        world = await _world(config, model, journal, stack)
+        keep = keeping(FileBlobs(directory / "blobs"))
+        world = await _world(config, model, journal, stack, keep)
         yield Run(config, directory, records=records, past=past, model=model, world=world)
 
 
@@ -244,14 +249,15 @@ async def open_examiner(*, processes: int) -> AsyncIterator[tuple[Supply, Examin
     async with AsyncExitStack() as stack:
         makers = await stack.enter_async_context(ProcessWorkers(processes=processes))
         others = await stack.enter_async_context(ProcessWorkers(processes=processes))
-        _, sandboxes = await _sandboxes(stack, clock, drivers.AUTO)
+        _, sandboxes = await open_sandboxes(stack, clock, drivers.AUTO)
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         tokenizer = models.load_tokenizer(models.random_model(Path(folder) / "model"))
         renderer = Renderer(TransformersTokenizer(tokenizer))
         verifier = Stack(Tools(clock=clock, workers=others, sandboxes=sandboxes))
         play = player(_executors(renderer, clock, sandboxes), renderer, verifier, clock)
         supply = Supply(makers)
-        yield supply, Examiner(supply, Supply(others), verifier, clock, play=play)
+        yield supply, Examiner(supply, Supply(others), verifier, clock, play=play,
+                                search=leaks.searcher(sandboxes))  # fmt: skip
 
 
 def _heldout(
@@ -279,13 +285,13 @@ def _heldout(
 
 
 async def _world(
-    config: RunConfig, model: Model, journal: FileJournal, stack: AsyncExitStack
+    config: RunConfig, model: Model, journal: FileJournal, stack: AsyncExitStack, keep: Keep
 ) -> World:
     """Workers, sandboxes, domains, executors and the verifier."""
     clock, domains = RealClock(), config.domains
     makers = await stack.enter_async_context(ProcessWorkers(processes=config.sandbox.workers))
     scorers = await stack.enter_async_context(ProcessWorkers(processes=config.sandbox.workers))
-    source, sandboxes = await _sandboxes(stack, clock, config.sandbox.driver, journal)
+    source, sandboxes = await open_sandboxes(stack, clock, config.sandbox.driver, journal)
     supply = Supply(makers, timeout_s=domains.task_timeout_s, heldout_share=domains.heldout_share)
     train_keys = await supply.keys(domains.train)
     watch_keys = await supply.keys(domains.watch)
@@ -302,30 +308,28 @@ async def _world(
 
     executors = _executors(model.renderer, clock, sandboxes)
     oracle = OracleExecutor(tasks.oracle, executors, model.renderer)
-    retries = Retries(attempts=config.rl.tries)
-    most = config.sandbox.max_verifications
+    groups = functools.partial(
+        Groups,
+        verifier=verifier,
+        clock=clock,
+        retries=Retries(attempts=config.rl.tries),
+        max_verifications=config.sandbox.max_verifications,
+        keep=keep,
+    )
     return World(
         supply=supply,
         train_keys=train_keys,
         watch_keys=watch_keys,
         anchor_keys=anchor_keys,
-        groups=Groups(
-            executors(model.engine), verifier, clock, retries=retries, max_verifications=most
-        ),
-        oracles=Groups(
-            dict.fromkeys(executors(model.engine), oracle),
-            verifier,
-            clock,
-            retries=retries,
-            max_verifications=most,
-        ),
+        groups=groups(executors(model.engine)),
+        oracles=groups(dict.fromkeys(executors(model.engine), oracle)),
         verifier=verifier,
         tasks=tasks,
         sandboxed=sandboxed,
     )
 
 
-async def _sandboxes(
+async def open_sandboxes(
     stack: AsyncExitStack, clock: Clock, driver: str, journal: FileJournal | None = None
 ) -> tuple[Source, PooledSandboxes]:
     """The driver, and the one pool over it for attempts and checks; requests are journaled."""

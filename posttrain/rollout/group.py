@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from posttrain.core.containment import Sealed
 from posttrain.core.errors import nearest
 from posttrain.core.ports import Attempted, AttemptRequest, Clock, Executor, Verifier
+from posttrain.core.task import Json, Lane, Task
 from posttrain.core.trajectory import AttemptKey, Group, Trajectory
 from posttrain.core.verdict import Outcome
 from posttrain.rollout.drive import story, unfinished
 from posttrain.rollout.text import clean, clean_value
 
 OnFinished = Callable[[Trajectory], None]
+Keep = Callable[[Task, Sealed], Awaitable[Mapping[str, Json]]]
+"""Keeps what an attempt left for later verification; says where, or why not. Raises nothing."""
+WORKSPACE = ".workspace"
+"""Artefact under which a trajectory says where its workspace is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +62,7 @@ class Groups:
     """Makes attempts and groups of them.
 
     `executors`: name → executor, as tasks name them. `max_verifications`: verdicts worked out at
-    once, over all groups.
+    once, over all groups. `keep` is given what the attempts of training leave.
     """
 
     def __init__(
@@ -68,12 +73,14 @@ class Groups:
         *,
         retries: Retries | None = None,
         max_verifications: int = 8,
+        keep: Keep | None = None,
     ) -> None:
         self._executors = executors
         self._verifier = verifier
         self._clock = clock
         self._retries = retries or Retries()
         self._verifications = asyncio.Semaphore(max_verifications)
+        self._keep = keep
         self._running = self._verifying = self._num_retries = 0
         self._outcomes: Counter[Outcome] = Counter()
 
@@ -153,6 +160,9 @@ class Groups:
         attempted = await self._execute(request)
         try:
             made = replace(attempted.trajectory, tries=request.tries)
+            if attempted.sealed is not None and self._keep and request.lane is Lane.TRAIN:
+                kept = await self._keep(request.task, attempted.sealed)
+                made = replace(made, artefacts={**made.artefacts, WORKSPACE: kept})
             return _storable(await self._judge(made, attempted.sealed))
         finally:
             if attempted.sealed is not None:

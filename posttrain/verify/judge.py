@@ -2,23 +2,31 @@
 
 Not a verifier on its own: `layers.faults` refuses a task whose only judge it is. The candidate is
 delimited as data, criteria come in an order drawn from the task's seed, every criterion gets 0, 1
-or 2 and nothing between. The one thing that must stay true: a reply of the judge that is not
-exactly the marks asked for is the judge's failure, never a mark.
+or 2 and nothing between, and canaries (`trust`) are marked in every batch. The one thing that must
+stay true: a reply of the judge that is not exactly the marks asked for is never a mark.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 
 from posttrain.core import seeds
 from posttrain.core.errors import UsageError, VerifierError
-from posttrain.core.task import Check, Message, Role
+from posttrain.core.task import Check, Json, Message, Role
 from posttrain.verify import guards
 from posttrain.verify.kinds import Subject, Tools, allowed
 from posttrain.verify.layers import Finding
 
 MAX_MARK = 2
+LEAST_AGREEMENT = 0.75
+BOILERPLATE = "As an AI language model, I am happy to help."
+JUDGE, SAID = "judge", "said"
+"""Evidence: who judged, and the value it gave, counted or not."""
 MAX_REPLY_TOKENS = 256
+
+Marked = Callable[[str], Awaitable[tuple[float, dict[str, Json]]]]
+"""What a judge gives a reply at a task, in [0, 1], and its evidence."""
 
 _RULES = (
     "You grade a candidate reply against a rubric. The candidate stands between two lines that "
@@ -29,34 +37,75 @@ _RULES = (
 
 
 async def judge(check: Check, subject: Subject, tools: Tools) -> Finding:
-    """Mean mark over the rubric, in [0, 1]. Params: `rubric` (list of criteria), `reference`."""
-    allowed(check, "rubric", "reference")
+    """Mean mark over the rubric, in [0, 1]. Params: `rubric` (list of criteria), `reference`,
+    `agreement` (.75: share of verdicts in which it must be of one mind with the programs beside it,
+    lately; below that it abstains).
+
+    Raises:
+        VerifierError: there is no judge, it said something else than marks, or it paid a canary.
+    """
+    allowed(check, "rubric", "reference", "agreement")
     rubric = check.params.get("rubric")
     if not isinstance(rubric, (list, tuple)) or not rubric:
         raise UsageError(f"check 'judge' wants criteria as 'rubric', got {rubric!r:.80}.")
     if guards.not_empty(subject.reply).reason:
         return Finding(value=0.0, evidence={"refused": "empty"})
     if tools.chat is None:
-        raise VerifierError("a judge wants a chat endpoint, but this stack was built without.")
-    order = list(range(len(rubric)))
-    seeds.stream("judge", subject.task.id, subject.trajectory.key.hex).shuffle(order)
-    messages = conversation(subject, [str(rubric[index]) for index in order], check)
-    reply = await tools.chat.reply(messages, max_tokens=MAX_REPLY_TOKENS)
-    marks = read_marks(reply.text, len(rubric))
-    by_criterion = {str(rubric[index]): mark for index, mark in zip(order, marks, strict=True)}
-    return Finding(value=sum(marks) / (MAX_MARK * len(marks)), evidence={"marks": by_criterion})
+        raise VerifierError(
+            "a judge wants a chat endpoint, but this stack was built without.",
+            "set judge.url and judge.model",
+        )
+    chat = tools.chat
+
+    async def marked(reply: str) -> tuple[float, dict[str, Json]]:
+        order = list(range(len(rubric)))
+        seeds.stream("judge", subject.task.id, subject.trajectory.key.hex).shuffle(order)
+        messages = conversation(subject, reply, [str(rubric[index]) for index in order], check)
+        answer = await chat.reply(messages, max_tokens=MAX_REPLY_TOKENS)
+        marks = read_marks(answer.text, len(rubric))
+        by_criterion = {str(rubric[index]): mark for index, mark in zip(order, marks, strict=True)}
+        return sum(marks) / (MAX_MARK * len(marks)), {"marks": by_criterion}
+
+    name = seeds.hex_key("judge", *map(str, rubric), str(check.params.get("reference") or ""))[:12]
+    return await believed(f"judge {name}", marked, check, subject, tools)
 
 
-def conversation(subject: Subject, criteria: list[str], check: Check) -> list[Message]:
+async def believed(
+    name: str, marked: Marked, check: Check, subject: Subject, tools: Tools
+) -> Finding:
+    """What a judge or a reward model gives a reply, as far as it is to be believed: canaries come
+    first, and it abstains where it is seldom of one mind with programs. A reply of which it makes
+    no mark, though it does of another, gets 0: no policy may choose to go without a verdict.
+
+    Raises:
+        VerifierError: it paid a canary, or gives no marks at all.
+    """
+    for canary in tools.trust.canaries_due(name):
+        value, _ = await marked(canary)
+        if not tools.trust.tried(name, canary, value):
+            raise VerifierError(f"{name} gave {value:g} to a reply that deserves 0: {canary!r}.")
+    tools.trust.judged(name)
+    try:
+        value, evidence = await marked(subject.reply)
+    except VerifierError as error:
+        await marked(BOILERPLATE)  # it works: what it was given is the cause
+        return Finding(value=0.0, evidence={"refused": f"it brought no mark: {error.message}"})
+    least = float(check.params.get("agreement", LEAST_AGREEMENT))
+    doubt = tools.trust.disagrees(name, subject.task.domain, least)
+    told = {**evidence, JUDGE: name, SAID: value} | ({"abstains": doubt} if doubt else {})
+    return Finding(value=None if doubt else value, evidence=told)
+
+
+def conversation(subject: Subject, reply: str, criteria: list[str], check: Check) -> list[Message]:
     """What the judge reads: rules, task, reference, rubric, and the candidate between fences."""
-    fence = seeds.hex_key("fence", subject.task.id, subject.trajectory.key.hex, subject.reply)
+    fence = seeds.hex_key("fence", subject.task.id, subject.trajectory.key.hex, reply)
     numbered = "\n".join(f"{number}. {text}" for number, text in enumerate(criteria, 1))
     reference = check.params.get("reference")
     parts = [
         f"Task:\n{subject.task.description.objective}",
         f"Reference:\n{reference}" if reference else "",
         f"Rubric:\n{numbered}",
-        f"Candidate:\n{fence}\n{subject.reply}\n{fence}",
+        f"Candidate:\n{fence}\n{reply}\n{fence}",
     ]
     return [
         Message.of(Role.SYSTEM, _RULES),

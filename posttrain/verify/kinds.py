@@ -8,23 +8,25 @@ one thing that must stay true: foreign code (a domain's scorer) never runs in th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from posttrain.core.containment import Sandboxes, Sealed, Workers
-from posttrain.core.errors import UsageError, VerifierError, nearest
-from posttrain.core.ports import Chat, Clock
+from posttrain.core.errors import UsageError, VerifierError, WorkerError, nearest
+from posttrain.core.ports import Chat, Clock, Scores
 from posttrain.core.task import Check, Json, Task
 from posttrain.core.trajectory import Trajectory
 from posttrain.verify import answers, guards
 from posttrain.verify.answers import Where
 from posttrain.verify.guards import Passage
 from posttrain.verify.layers import Finding
+from posttrain.verify.trust import Trust
 
 WORKER_TIMEOUT_S = 10.0
 """Active seconds a call into a worker may take where the check names no `timeout_s`."""
-PAID_SCORE = 0.99
-"""Foreign scorers pay something for junk; only a score of at least this is paid, with 1."""
+PAID_SCORE = 1.0 - 1e-6
+"""Foreign scorers pay something for junk, and nearly all for what is nearly right; only a score of
+at least this is paid, with 1."""
 REASONING_GYM_SCORER = "posttrain.domains.adapters.reasoning_gym:score"
 
 
@@ -55,6 +57,9 @@ class Tools:
     sandboxes: Sandboxes | None = None
     """The source of the attempts' sandboxes: only it can show what one of them left."""
     chat: Chat | None = None
+    scores: Scores | None = None
+    trust: Trust = field(default_factory=Trust)
+    """How far judges and reward models are believed; it remembers."""
 
 
 class Kind(Protocol):
@@ -175,10 +180,12 @@ def _same_choice(check: Check, given: str) -> bool:
 
 
 async def reasoning_gym(check: Check, subject: Subject, tools: Tools) -> Finding:
-    """The generator's own scorer, in a worker, trusted only at its top: ≥ 0.99 pays 1, else 0.
+    """The generator's own scorer, in a worker, trusted only at its top: 1 pays 1, anything less 0.
 
     Params: `dataset` (name), `entry` (as generated), `where`, `timeout_s`. The answer is the first
-    line, or the whole reply where the generator's own answer has several lines.
+    line, or the whole reply where the generator's own answer has several lines. An answer at which
+    the scorer hangs or dies, though not at the generator's own, pays 0: no policy may choose to go
+    without a verdict.
     """
     allowed(check, "dataset", "entry", "where", "timeout_s")
     entry = check.params.get("entry")
@@ -190,13 +197,20 @@ async def reasoning_gym(check: Check, subject: Subject, tools: Tools) -> Finding
         return Finding(value=0.0, evidence={"refused": given.refusal})
     if tools.workers is None:
         raise VerifierError("a scorer wants workers, but this stack was built without.")
-    score = await tools.workers.call(
-        REASONING_GYM_SCORER,
-        text_of(check, "dataset"),
-        entry,
-        given.text,
-        timeout_s=seconds_of(check),
-    )
+
+    async def scored(text: str) -> Json:
+        dataset, limit_s = text_of(check, "dataset"), seconds_of(check)
+        assert tools.workers is not None, "asked for above"
+        return await tools.workers.call(
+            REASONING_GYM_SCORER, dataset, entry, text, timeout_s=limit_s
+        )
+
+    try:
+        score = await scored(given.text)
+    except WorkerError as error:
+        await scored(gold)
+        told = {"answer": given.text, "refused": f"no score came of it: {error.message}"}
+        return Finding(value=0.0, evidence=told)
     return Finding(value=paid(score), evidence={"answer": given.text, "score": score})
 
 

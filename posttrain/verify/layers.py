@@ -17,6 +17,9 @@ from dataclasses import dataclass, field
 from posttrain.core.task import Check, Json, Place
 from posttrain.core.verdict import Component, Verdict
 
+REWARD_MODEL = "reward_model"
+MAX_LEARNED_SHARE = 0.3
+"""Of the weight of all checks that pay, what a reward model may have at most."""
 MAX_EVIDENCE_CHARS = 2_000
 """Evidence is small: longer texts in it keep their head."""
 
@@ -75,6 +78,12 @@ def faults(checks: Sequence[Check]) -> tuple[str, ...]:
     judging = [check for check in checks if check.place is not Place.GUARD]
     if judging and all(check.place in (Place.JUDGE, Place.PEOPLE) for check in judging):
         found.append("a judge is the only check; add one that a program can carry out")
+    paying = [check for check in judging if not check.gate]
+    learned = sum(check.weight for check in paying if check.kind == REWARD_MODEL)
+    if learned > MAX_LEARNED_SHARE * sum(check.weight for check in paying):
+        found.append(f"a reward model has more than {MAX_LEARNED_SHARE:.0%} of the weight")
+    if any(check.gate for check in judging if check.kind == REWARD_MODEL):
+        found.append("a reward model is a gate; it may weigh, not decide")
     found += [
         f"weight {check.weight} of {check.kind!r}; weights are finite and 0 or more"
         for check in checks

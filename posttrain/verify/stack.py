@@ -9,7 +9,7 @@ and a check that failed itself leaves the attempt without reward.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -21,18 +21,26 @@ from posttrain.core.trajectory import Trajectory
 from posttrain.core.verdict import Component, Verdict
 from posttrain.verify import layers
 from posttrain.verify.execution import program
-from posttrain.verify.judge import judge
+from posttrain.verify.judge import JUDGE, SAID, judge
 from posttrain.verify.kinds import REPLY_KINDS, Kind, Subject, Tools
 from posttrain.verify.layers import Finding
+from posttrain.verify.reward_model import reward_model
 from posttrain.verify.state import state
 
 ENTRY_POINT_GROUP = "posttrain.checks"
-BUILT_IN: Mapping[str, Kind] = {**REPLY_KINDS, "program": program, "state": state, "judge": judge}
+BUILT_IN: Mapping[str, Kind] = {
+    **REPLY_KINDS,
+    "program": program,
+    "state": state,
+    "judge": judge,
+    "reward_model": reward_model,
+}
 
 HANG_S = 180.0
 """A check that has not answered by then hangs. Far above every limit a check sets for what it
 starts: it also covers the wait for a sandbox.
 """
+PROGRAMS = (Place.DETERMINISTIC, Place.RULE)
 GRACE_S = 5.0
 """How long a cancelled check may take to clean up before it is left behind."""
 
@@ -93,9 +101,26 @@ class Stack:
             for index in plan.run:
                 label = layers.name(checks, index)
                 done[index] = await self._component(checks[index], label, subject)
+        self._compare(subject.task.domain, list(done.values()))
         self._stats["verdicts"] += 1
         self._verify_s += self._tools.clock.now_s() - started_s
         return layers.verdict(done)
+
+    def _compare(self, domain: str, components: Sequence[Component]) -> None:
+        """Remember whether judges were of one mind with the programs beside them."""
+        judges = [c for c in components if JUDGE in c.evidence]
+        programs = [
+            c.value
+            for c in components
+            if c.place in PROGRAMS and not c.gate and c.value is not None
+        ]
+        for component in judges if programs else ():
+            self._tools.trust.compared(
+                str(component.evidence[JUDGE]),
+                domain,
+                float(component.evidence[SAID]),
+                sum(programs) / len(programs),
+            )
 
     def stats(self) -> StackStats:
         """Counts so far."""

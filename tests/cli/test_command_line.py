@@ -277,7 +277,7 @@ def test_what_is_under_examination_is_one_line_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    doing = domains._Doing()
+    doing = domains.Doing()
     doing.begins("a")
     doing.begins("b")
     doing.ends("a")

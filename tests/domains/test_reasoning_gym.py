@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import decimal
 import json
 import os
 import subprocess
@@ -121,6 +122,21 @@ def test_tasks_do_not_hang_on_the_hash_seed_or_the_shared_random_state() -> None
     seen = {process.communicate()[0] for process in running}
     assert [process.returncode for process in running] == [0, 0]
     assert len(seen) == 1
+
+
+def test_a_generator_that_sets_the_precision_of_decimals_sets_its_own_alone() -> None:
+    """`decimal_arithmetic` left its precision to all that came after it in the same process."""
+    setting = {"level": 4}
+    with decimal.localcontext(decimal.Context()):
+        before = [
+            reasoning_gym.generate("decimal_chain_sum", setting, seed=seed) for seed in range(8)
+        ]
+        for seed in range(4):
+            reasoning_gym.generate("decimal_arithmetic", {"level": 0}, seed=seed)
+        assert decimal.getcontext().prec == 28
+        assert before == [
+            reasoning_gym.generate("decimal_chain_sum", setting, seed=seed) for seed in range(8)
+        ]
 
 
 def test_a_kept_instance_yields_the_entries_of_a_new_one() -> None:
@@ -251,6 +267,31 @@ def test_what_is_not_a_number_is_not_right() -> None:
     assert paid(task, task.private["answer"]) == 1.0
     for answer in ("nan", "NaN + 1.0i", "inf"):
         assert paid(task, answer) == 0.0
+
+
+HEDGED = (
+    "fraction_simplification", "intermediate_integration", "letter_jumble", "simple_integration",
+    "polynomial_multiplication", "sokoban", "spell_backward", "time_intervals", "word_sorting",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("generator", HEDGED)
+def test_a_right_answer_beside_a_wrong_one_is_no_answer(generator: str) -> None:
+    """Their scorers took what suited them: the first number, the beginning, what parses."""
+    domain = reasoning_gym.domain(generator, name=f"reasoning_gym.{generator}")
+    for level in range(domain.levels):
+        tasks = [domain.task(seed, level) for seed in range(3)]
+        golds = [domain.oracle(task).turns[-1].text for task in tasks]
+        for number, task in enumerate(tasks):
+            assert paid(task, golds[number]) == 1.0
+            if golds[number] != golds[number - 1]:
+                assert paid(task, f"{golds[number]} or {golds[number - 1]}") == 0.0
+
+
+def test_numbers_of_a_milliard_digits_reach_no_scorer() -> None:
+    for generator in ("countdown", "coin_flip", "simple_integration", "gcd"):
+        assert not passes(generator, "1e999999999", gold="3", question="?")
+        assert not passes(generator, "7*1.E+99999", gold="3", question="?")
 
 
 def test_digits_of_other_scripts_are_not_read_as_numbers() -> None:

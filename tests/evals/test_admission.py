@@ -1,15 +1,19 @@
 import asyncio
+import json
 from dataclasses import replace
 
 import pytest
 
+from posttrain.cli.examination import Admissions
 from posttrain.core import codec, seeds
 from posttrain.core.clock import ManualClock
-from posttrain.core.errors import DomainError
+from posttrain.core.errors import DomainError, UsageError
 from posttrain.core.task import Check, Description, Environment, Oracle, OracleTurn, Task, ToolCall
 from posttrain.core.verdict import Component, Outcome, Place, Verdict
 from posttrain.domains.mixture import Key, is_heldout, shared_content
+from posttrain.evals import admission
 from posttrain.evals.admission import Admission, Examiner
+from posttrain.evals.attackers import IDLE, REPLIES, Fixture, fixtures, said
 from posttrain.evals.suite import spoken
 from posttrain.verify.kinds import REPLY_KINDS, Tools
 from posttrain.verify.layers import Finding
@@ -60,6 +64,12 @@ class Source:
     async def oracles(self, key, tasks):
         return [self.oracle(task) for task in tasks]
 
+    async def seeded(self, key, seed):
+        return self.task(key, seed)
+
+    async def peak_bytes(self, key):
+        return 7 << 20
+
     async def problems(self, key, numbers):
         return self.broken
 
@@ -80,21 +90,25 @@ class Source:
         return Oracle(turns=(*calls, OracleTurn(text=task.private["gold"])))
 
 
-def examine(source, *, other=None, play=None, levels=(0, 1)):
+async def nowhere(task, lines):
+    return ()
+
+
+def examine(source, *, other=None, play=None, levels=(0, 1), search=nowhere, fixtures=()):
     clock = ManualClock()
     stack = Stack(Tools(clock=clock), kinds=KINDS)
     other = other or Source(source.kind, executor=source.executor, gold=source.gold)
-    examiner = Examiner(source, other, stack, clock, play=play)
+    examiner = Examiner(source, other, stack, clock, play=play, search=search)
     keys = [Key(domain="x.repeat", level=level, reference="x.repeat") for level in levels]
-    return asyncio.run(examiner.examine(keys, per_level=3))
+    return asyncio.run(examiner.examine(keys, per_level=3, fixtures=fixtures))
 
 
 def test_an_honest_domain_is_admitted():
     report = examine(Source())
     assert report.admitted, report.reasons
     assert (report.tasks, report.distinct) == (6, 6)
-    names = {probe.name for probe in report.probes}
-    assert names == {"oracle", "echo", "empty", "blank", "junk", "zero", "punctuation", "refusal"}
+    assert {probe.name for probe in report.probes} == {"oracle", "echo", "hedge", *REPLIES}
+    assert report.peak_bytes == 7 << 20
     assert codec.from_json(Admission, codec.to_json(report)) == report
 
 
@@ -107,8 +121,8 @@ def test_a_verifier_that_pays_for_nothing_is_not_admitted(kind):
 
 def test_a_scorer_that_pays_for_the_echoed_prompt_is_not_admitted():
     report = examine(Source("substring"))
-    assert [probe.name for probe in report.probes if not probe.passed] == ["echo"]
-    assert "echo: x.repeat/0/" in report.reasons[0]
+    assert [probe.name for probe in report.probes if not probe.passed] == ["echo", "hedge"]
+    assert "echo, hedge: x.repeat/0/" in report.reasons[0]
 
 
 def test_an_oracle_that_is_not_paid_in_full_is_not_admitted():
@@ -172,8 +186,8 @@ def test_a_tool_domain_is_played_and_must_not_pay_for_doing_nothing(idle_pays, a
 
     report = examine(Source("state", executor="tools"), play=play, levels=(0,))
     assert report.admitted is admitted
-    assert {probe.name for probe in report.probes} == {"oracle", "echo", "nothing done", "junk"}
-    assert len(played) == 12
+    assert {probe.name for probe in report.probes} == {"oracle", "echo", *IDLE}
+    assert len(played) == 3 * (2 + 1 + len(IDLE))  # the task has no shell for other attacks
     assert report.constant is None
 
 
@@ -217,3 +231,92 @@ def test_a_large_question_space_is_not_counted():
 
     report = examine(Large(), other=Large())
     assert (report.admitted, report.remarks) == (True, ())
+
+
+def test_an_oracle_whose_reward_wavers_is_not_admitted():
+    earned = iter([1.0, 0.5] * 1000)
+
+    async def wavering(check, subject, tools):
+        right = subject.reply == check.params["answer"]
+        return Finding(value=next(earned) if right else 0.0)
+
+    KINDS["wavering"] = wavering
+    report = examine(Source("wavering"), levels=(0,))
+    assert report.flaky == 3
+    assert "3 oracles earned another reward when played again" in report.reasons
+
+
+@pytest.mark.parametrize("where", ["objective", "workspace"])
+def test_a_solution_in_reach_is_a_leak(where):
+    source = "def check(order): return order.reply == 'secret'"
+
+    class Leaking(Source):
+        def task(self, key, seed):
+            task = super().task(key, seed)
+            check = replace(task.checks[0], params={**task.checks[0].params, "source": source})
+            objective = task.description.objective + (source if where == "objective" else "")
+            environment = Environment() if where == "workspace" else None
+            return replace(task, checks=(check,), environment=environment,
+                           description=Description(objective=objective))  # fmt: skip
+
+    async def everything(task, lines):
+        return lines
+
+    async def paying_exact(check, subject, tools):
+        return Finding(value=float(subject.reply == check.params["answer"]))
+
+    KINDS["sourced"] = paying_exact
+    report = examine(Leaking("sourced"), other=Leaking("sourced"), search=everything)
+    assert not report.admitted
+    assert 'shows the policy what it must not see: "def check(order)' in report.reasons[0]
+
+
+def test_what_somebody_caught_must_earn_nothing():
+    honest = Source()
+    task = honest.task(Key(domain="x.repeat", level=1, reference="x"), 3)
+    gold = task.private["gold"]
+    caught = Fixture(domain="x.repeat", level=1, seed=3, reason="", turns=said(f"{gold}, surely"))
+    assert examine(Source(), fixtures=[caught]).admitted
+    report = examine(Source("substring"), fixtures=[caught])
+    assert "caught" in {probe.name for probe in report.probes if not probe.passed}
+    elsewhere = replace(caught, domain="y")
+    names = {probe.name for probe in examine(Source(), fixtures=[elsewhere]).probes}
+    assert "caught" not in names
+
+
+def test_fixtures_are_read_and_a_broken_one_is_named(tmp_path):
+    turns = [{"text": "", "tool_calls": [{"name": "shell", "arguments": {"command": "true"}}]},
+             {"text": "Done."}]  # fmt: skip
+    told = {"domain": "d", "level": 1, "seed": 5, "reason": "why", "turns": turns}
+    (tmp_path / "a.json").write_text(json.dumps(told))
+    (found,) = fixtures(tmp_path)
+    assert (found.domain, found.level, found.seed, found.reason) == ("d", 1, 5, "why")
+    assert found.turns.turns[0].tool_calls[0].arguments == {"command": "true"}
+    assert found.turns.turns[1].text == "Done."
+    (tmp_path / "b.json").write_text('{"domain": 1}')
+    with pytest.raises(UsageError, match=r"b.json is no attacker fixture: KeyError 'turns'"):
+        fixtures(tmp_path)
+
+
+def test_reports_are_kept_by_what_was_examined(tmp_path):
+    kept, report = Admissions(tmp_path / "admissions"), examine(Source())
+    kept.put("abc", report)
+    assert kept.get("abc") == report
+    assert kept.get("abd") is None
+    (tmp_path / "admissions/abc.json").write_text("{")
+    assert kept.get("abc") is None
+
+
+def test_the_fingerprint_follows_the_tasks_and_the_code_that_judges(monkeypatch):
+    def fingerprint(source):
+        clock = ManualClock()
+        stack = Stack(Tools(clock=clock), kinds=KINDS)
+        examiner = Examiner(source, source, stack, clock, play=None, search=nowhere)
+        keys = [Key(domain="x.repeat", level=0, reference="x.repeat")]
+        return asyncio.run(examiner.fingerprint(keys))
+
+    first = fingerprint(Source())
+    assert fingerprint(Source()) == first
+    assert fingerprint(Source("numeric")) != first
+    monkeypatch.setattr(admission, "_judging_code", lambda: "changed")
+    assert fingerprint(Source()) != first

@@ -55,6 +55,18 @@ def test_the_last_evaluation_of_a_point_counts() -> None:
     assert outcomes.changes[0].last.passed == 4
 
 
+def test_points_of_another_suite_are_named_and_compared_with_nothing() -> None:
+    old = evaluated("base", a="0000")
+    new = [evaluated("sft", a="0000"), evaluated("rl", a="1111")]
+    new = [Note(kind="eval", data={**note.data, "suite": "changed"}) for note in new]
+    outcomes = outcomes_of([old, *new])
+    assert outcomes.other_suites == ("base",)
+    assert outcomes.points == ("sft", "rl")
+    assert outcomes.rl_gain == 1.0
+    back = outcomes_of([old, *new, evaluated("base", a="1111")])
+    assert (back.points, back.other_suites) == (("base",), ("sft", "rl"))
+
+
 def test_lost_attempts_are_not_failed_ones() -> None:
     (change,) = outcomes_of([evaluated("base", a="11--")]).changes
     assert (change.last.rate, change.last.scored, change.last.lost) == (1.0, 2, 2)

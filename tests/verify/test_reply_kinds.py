@@ -3,7 +3,7 @@ import importlib
 
 import pytest
 
-from posttrain.core.errors import UsageError, VerifierError
+from posttrain.core.errors import UsageError, VerifierError, WorkerError
 from posttrain.core.task import Check
 from posttrain.verify import kinds
 from posttrain.verify.kinds import REPLY_KINDS, Subject, Tools
@@ -90,14 +90,34 @@ def scored(score, reply, attempt, clock, **params):
 
 def test_a_foreign_score_pays_only_at_its_top(make_attempt, clock):
     assert scored(1.0, "1", make_attempt, clock)[0] == 1.0
-    assert scored(0.99, "1", make_attempt, clock)[0] == 1.0
-    assert scored(0.98, "1", make_attempt, clock)[0] == 0.0
+    assert scored(1 - 1e-9, "1", make_attempt, clock)[0] == 1.0
+    assert scored(0.995, "1", make_attempt, clock)[0] == 0.0
     assert scored(0.5, "1", make_attempt, clock)[0] == 0.0
 
 
 def test_the_scorer_gets_dataset_entry_and_answer_in_a_worker(make_attempt, clock):
     _, calls = scored(1.0, " 1 ", make_attempt, clock, timeout_s=3)
     assert calls == [(kinds.REASONING_GYM_SCORER, ("gcd", {"answer": "1"}, "1"), 3.0)]
+
+
+def test_an_answer_at_which_the_scorer_hangs_pays_0_unless_it_hangs_at_the_right_one_too(
+    make_attempt, clock
+):
+    class Hanging(Scorer):
+        async def call(self, function, *arguments, timeout_s):
+            if arguments[2] in self.score:
+                raise WorkerError("score ran past its time limit (10 s).")
+            return 1.0
+
+    check = Check(kind="reasoning_gym", params={"dataset": "gcd", "entry": {"answer": "1"}})
+    subject = Subject(trajectory=make_attempt("1e999999999", objective="Find the divisor."))
+    tools = Tools(clock=clock, workers=Hanging({"1e999999999"}))
+    finding = asyncio.run(kinds.reasoning_gym(check, subject, tools))
+    assert finding.value == 0.0
+    assert "ran past its time limit" in finding.evidence["refused"]
+    tools = Tools(clock=clock, workers=Hanging({"1e999999999", "1"}))
+    with pytest.raises(WorkerError):
+        asyncio.run(kinds.reasoning_gym(check, subject, tools))
 
 
 def test_one_line_is_the_answer_unless_the_gold_answer_has_several(make_attempt, clock):

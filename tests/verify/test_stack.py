@@ -5,7 +5,7 @@ import math
 import pytest
 
 from posttrain.core.errors import UsageError, WorkerError
-from posttrain.core.task import Check, Message, Place, Role
+from posttrain.core.task import Check, Place
 from posttrain.verify import stack as stacks
 from posttrain.verify.kinds import REPLY_KINDS, Tools
 from posttrain.verify.layers import Finding
@@ -171,65 +171,3 @@ def test_installed_kinds_join_the_built_in_ones_and_can_not_replace_them(monkeyp
     points.append(Point("exact"))
     with pytest.raises(UsageError, match="'exact' of other:kind exists already"):
         stacks.registry()
-
-
-# --- the judge's seam -------------------------------------------------------------------------
-
-
-class Judge:
-    def __init__(self, reply):
-        self._reply, self.seen = reply, []
-
-    async def reply(self, messages, *, max_tokens):
-        self.seen.append(messages)
-        return Message.of(Role.ASSISTANT, self._reply)
-
-
-RUBRIC = Check(
-    kind="judge", place=Place.JUDGE, params={"rubric": ["is brief", "is kind", "rhymes"]}
-)
-
-
-@pytest.fixture
-def judged(make_attempt, clock):
-    def run(reply, answer, *checks):
-        chat = Judge(reply)
-        stack = Stack(Tools(clock=clock, chat=chat))
-        attempt = make_attempt(answer, checks=(*checks, RUBRIC))
-        return asyncio.run(stack.verify(attempt, None)), chat
-
-    return run
-
-
-def test_marks_become_a_share(judged):
-    verdict, chat = judged('{"1": 2, "2": 1, "3": 0}', "two", RIGHT)
-    assert verdict.components[1].value == 0.5
-    assert sorted(verdict.components[1].evidence["marks"]) == ["is brief", "is kind", "rhymes"]
-    text = chat.seen[0][1].text
-    fence = text.rsplit("\n", 1)[1]
-    assert text.endswith(f"Candidate:\n{fence}\ntwo\n{fence}")
-
-
-def test_a_closed_gate_saves_the_judge(judged):
-    verdict, chat = judged('{"1": 2, "2": 2, "3": 2}', "two", Check(
-        kind="exact", params={"answer": "three"}, gate=True))  # fmt: skip
-    assert verdict.reward == 0.0
-    assert chat.seen == []
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        *("", "2", "Great!", "[2, 2, 2]", '{"1": 2}', '{"1": 3, "2": 1, "3": 1}'),
-        *('{"1": true, "2": 1, "3": 1}', '{"1": 1.5, "2": 1, "3": 1}'),
-    ],
-)
-def test_a_judge_that_does_not_answer_with_marks_gives_none(reply, judged):
-    verdict, _ = judged(reply, "two", RIGHT)
-    assert verdict.reward is None
-
-
-def test_an_empty_reply_is_not_shown_to_the_judge(judged):
-    verdict, chat = judged('{"1": 2, "2": 2, "3": 2}', " ", RIGHT)
-    assert verdict.components[1].value == 0.0
-    assert chat.seen == []

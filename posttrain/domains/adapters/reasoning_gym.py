@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import decimal
 import functools
 import json
 import random
@@ -28,7 +29,7 @@ from posttrain.domains.adapters.lossless import decode, encode
 from posttrain.domains.adapters.reasoning_gym_answers import passes
 
 FAMILY = "reasoning_gym"
-PAID_SCORE = 0.99
+PAID_SCORE = 1.0 - 1e-6
 """A foreign score of at least this is paid with 1, any other with 0."""
 LEVELS: Mapping[str, int] = {
     **{name: len(levels) for name, levels in table.LEVELS.items()},
@@ -105,15 +106,21 @@ def score(dataset: str, entry: Json, answer: str) -> float:
     if not passes(dataset, given, gold=gold, question=question):
         return 0.0
     if dataset in table.COMPARED:
-        return float(given.casefold() == gold.casefold())
+        return float(_plain(given) == _plain(gold))
     try:
         scorer = _kept(dataset, json.dumps(original["setting"], sort_keys=True))
-        raw = scorer.score_answer(given, original)
+        with decimal.localcontext(decimal.Context()):
+            raw = scorer.score_answer(given, original)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError):
         # The scorers parse answers with bare int(), float() and indexing: an answer that does not
         # parse is no answer. The oracle of every generator scores 1, so entries do parse.
         return 0.0
     return float(float(raw) >= PAID_SCORE)
+
+
+def _plain(text: str) -> str:
+    """Text as it is compared: case and the space around commas do not count."""
+    return ",".join(part.strip() for part in text.casefold().split(","))
 
 
 # --- generation -------------------------------------------------------------------------------
@@ -165,14 +172,17 @@ def _gold(generator: str, entry: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Fix the module-wide random states, which a few generators read, and put them back."""
+    """Fix the module-wide random states, which a few generators read, and put them back; so the
+    precision of decimals, which one of them sets for all.
+    """
     import numpy as np
 
     before, before_numpy = random.getstate(), np.random.get_state()
     random.seed(seed)
     np.random.seed(seed % 2**32)
     try:
-        yield
+        with decimal.localcontext(decimal.Context()):
+            yield
     finally:
         random.setstate(before)
         np.random.set_state(before_numpy)

@@ -21,7 +21,16 @@ _FUNCTIONS = frozenset(
     {"sin", "cos", "tan", "sec", "csc", "cot", "sinh", "cosh", "tanh", "asin", "acos", "atan"}
     | {"exp", "log", "ln", "sqrt", "Abs"}
 )
-_BUTTONS = re.compile(r"[A-Ca-c](?:(?:\s|→|->|,)+[A-Ca-c])*")
+_SHAPES = {
+    "fraction_simplification": re.compile(
+        r"\$?\s*(?:\\[dt]?frac\{-?\d+\}\{-?\d+\}|-?\d+\s*/\s*-?\d+)\s*\$?"
+    ),
+    "quantum_lock": re.compile(r"[A-Ca-c](?:(?:\s|→|->|,)+[A-Ca-c])*"),
+    "sokoban": re.compile(r"[LRUDlrud\s]+"),
+}
+"""All of an answer must look like this: the scorers pick what suits them out of anything."""
+_LARGE_EXPONENT = re.compile(r"\d\.?[eE][+-]?\d{4,}")
+_SIDE_BY_SIDE = re.compile(r"[\w)]\s+[\w(]")
 _LARGE_POWER = re.compile(r"\*\*\s*\(?\s*-?\s*(?:\d{3,}|[\w.]+\s*\)?\s*\*\*)")
 
 
@@ -37,6 +46,10 @@ def passes(generator: str, answer: str, *, gold: str, question: str) -> bool:
     False
     >>> passes("quantum_lock", "I cannot", gold="C → A", question="?")  # and for C and A
     False
+    >>> passes("simple_integration", "x**2 or x**3", gold="x**2 + C", question="?")
+    False
+    >>> passes("fraction_simplification", "1/2 or 3/4", gold="1/2", question="?")
+    False
     """
     if not answer or len(answer) > MAX_CHARS or (question and question in answer):
         return False
@@ -44,8 +57,12 @@ def passes(generator: str, answer: str, *, gold: str, question: str) -> bool:
         return False
     if any(character.isdecimal() and not character.isascii() for character in answer):
         return False  # int() reads the digits of every script; nobody asked for them
-    if generator == "quantum_lock":
-        return _BUTTONS.fullmatch(answer) is not None
+    if _LARGE_EXPONENT.search(answer):
+        return False  # a number with as many digits as that takes all the time there is
+    if generator in _SHAPES:
+        return _SHAPES[generator].fullmatch(answer) is not None
+    if generator == "time_intervals":
+        return _outline(answer) == _outline(gold)
     if generator == "coin_flip":
         return _is_near(answer, gold)
     if generator in table.READ_AS_PYTHON:
@@ -53,6 +70,11 @@ def passes(generator: str, answer: str, *, gold: str, question: str) -> bool:
     if generator in table.READ_BY_SYMPY:
         return _is_formula(answer)
     return True
+
+
+def _outline(text: str) -> str:
+    """A duration without its digits: `2 days, 3:04` and `1 day, 13:00` are alike."""
+    return re.sub(r"\d+", "0", " ".join(text.lower().split())).replace("days", "day")
 
 
 def _is_near(answer: str, gold: str) -> bool:
@@ -64,8 +86,12 @@ def _is_near(answer: str, gold: str) -> bool:
 
 
 def _is_formula(answer: str) -> bool:
-    """Arithmetic over numbers and names, with known functions, and powers below 1,000."""
+    """Arithmetic over numbers and names, with known functions, and powers below 1,000. Nothing
+    stands beside another without an operator: no `or` between two formulas.
+    """
     if not _FORMULA.fullmatch(answer) or "__" in answer or re.search(r"\.\s*[A-Za-z_]", answer):
+        return False
+    if _SIDE_BY_SIDE.search(answer):
         return False
     if any(name not in _FUNCTIONS for name in _CALLED.findall(answer)):
         return False

@@ -132,9 +132,11 @@ EXAMPLE_KEYS: Mapping[str, str] = {
 }
 """Generators without a single gold answer → the metadata that holds one right answer."""
 
-COMPARED: frozenset[str] = frozenset({"game_of_life_halting", "gsm_symbolic"})
-"""Scored by comparing texts: their scorers pay for any text (`bool(answer)`), or for the first
-number in it."""
+COMPARED: frozenset[str] = frozenset(
+    {"game_of_life_halting", "gsm_symbolic", "letter_jumble", "spell_backward", "word_sorting"}
+)
+"""Scored by comparing texts: their scorers pay for any text (`bool(answer)`), for the first number
+in it, or for one that begins like the right one."""
 
 READS_FILES: frozenset[str] = frozenset(
     {"arc_agi", "codeio", "figlet_font", "group_anagrams", "rearc", "spell_backward", "word_ladder"}

@@ -1,0 +1,3 @@
+from tests.sandbox.conftest import machine
+
+__all__ = ["machine"]
