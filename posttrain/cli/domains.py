@@ -105,6 +105,8 @@ def check(
     fixtures: Annotated[
         Path | None, typer.Option(help="Folder of attacks that somebody caught, as JSON.")
     ] = None,
+    judge_url: Annotated[str, typer.Option(help="Server of a judge, as judge.url of a run.")] = "",
+    judge_model: Annotated[str, typer.Option(help="The judge's model there.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="As JSON lines.")] = False,
 ) -> None:
     """Check domains: the oracle earns 1, attacks earn 0, nothing private is shown, tasks repeat.
@@ -114,6 +116,7 @@ def check(
 
     from posttrain.domains import catalogue
     from posttrain.evals import attackers
+    from posttrain.loop.settings import JudgeSettings
 
     wanted = ["*"] if everything else [*(names or ()), *(SAMPLE if sample else ())]
     if not wanted or (everything and (names or sample)):
@@ -130,7 +133,11 @@ def check(
         refused = {}
         doing = Doing()
         async for name, report in examination.examine(
-            specs, doing, per_level=per_level, fixtures=caught
+            specs,
+            doing,
+            per_level=per_level,
+            fixtures=caught,
+            judge=JudgeSettings(url=judge_url, model=judge_model),
         ):
             doing.clear()
             _tell(report, as_json=as_json)

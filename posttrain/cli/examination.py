@@ -1,6 +1,6 @@
 """The examination of several domains, side by side, with their reports kept for the next time.
 
-It judges nothing (`evals.admission` does) and builds nothing (`loop.wiring` does). The one thing
+It judges nothing (`evals.admission` does) and builds nothing (`loop.examining` does). The one thing
 that must stay true: every domain asked about gets its report, whatever is wrong with it.
 """
 
@@ -19,7 +19,8 @@ from posttrain.domains.catalogue import DomainSpec
 from posttrain.evals import registry
 from posttrain.evals.admission import Admission
 from posttrain.evals.attackers import Fixture
-from posttrain.loop.wiring import open_examiner
+from posttrain.loop.examining import open_examiner
+from posttrain.loop.settings import JudgeSettings
 
 
 class Admissions:
@@ -70,12 +71,16 @@ async def examine(
     side_by_side: int = 2,
     known: bool = False,
     fixtures: Sequence[Fixture] = (),
+    judge: JudgeSettings | None = None,
 ) -> AsyncIterator[tuple[str, Admission]]:
     """Name of each choice, as it was made, and the report on it, as they are done. `known`: a kept
     report on the same tasks and the same judging code is good enough.
     """
     kept = Admissions(runs.root() / "admissions")
-    async with open_examiner(processes=side_by_side) as (supply, examiner):
+    async with open_examiner(judge or JudgeSettings(), processes=side_by_side) as (
+        supply,
+        examiner,
+    ):
         room = asyncio.Semaphore(side_by_side)
 
         async def report(spec: DomainSpec) -> Admission:

@@ -101,7 +101,11 @@ def _admit(config: RunConfig, *, force: bool) -> list[str]:
     async def refused() -> dict[str, str]:
         found, doing = {}, Doing(quiet=True)
         async for name, report in examination.examine(
-            examination.each(config.domains.train), doing, per_level=ADMITTED_PER_LEVEL, known=True
+            examination.each(config.domains.train),
+            doing,
+            per_level=ADMITTED_PER_LEVEL,
+            known=True,
+            judge=config.judge,
         ):
             if not report.admitted:
                 found[name] = report.reasons[0]

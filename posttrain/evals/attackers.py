@@ -15,6 +15,7 @@ from pathlib import Path
 from posttrain.core import codec
 from posttrain.core.errors import UsageError
 from posttrain.core.task import Oracle, OracleTurn, Task, ToolCall
+from posttrain.verify import answers
 
 SHELL_KINDS = ("shell", "shell_session")
 """Kinds of tools (`Tool.kind`) that an attack's commands go to."""
@@ -85,8 +86,16 @@ class Fixture:
 
 
 def hedged(gold: str, other: str) -> str:
-    """The right answer and a wrong one; it is no answer."""
-    return f"{gold} or {other}"
+    r"""The right answer and a wrong one; it is no answer.
+
+    >>> hedged("4", "5"), hedged(r"So: \boxed{4}", r"\boxed{5}")
+    ('4 or 5', 'So: \\boxed{4 or 5}')
+    """
+    boxed = answers.last_box(gold)
+    if boxed is None:
+        return f"{gold} or {other}"
+    head, _, tail = gold.rpartition(f"{{{boxed}}}")
+    return f"{head}{{{boxed} or {answers.last_box(other) or other}}}{tail}"
 
 
 def said(text: str) -> Oracle:

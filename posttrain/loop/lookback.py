@@ -20,6 +20,7 @@ from posttrain.domains.mixture import Key
 from posttrain.domains.supply import Supply
 from posttrain.loop.book import Book
 from posttrain.loop.drawing import SupplyTasks
+from posttrain.loop.judging import open_judge
 from posttrain.loop.parts import Records
 from posttrain.loop.past import Past, fold
 from posttrain.loop.reverify import Reverifier
@@ -66,6 +67,7 @@ async def open_reverifier(
         stack.callback(journal.close)
         workers = await stack.enter_async_context(ProcessWorkers(processes=config.sandbox.workers))
         _, sandboxes = await open_sandboxes(stack, clock, config.sandbox.driver, journal)
+        chat = await open_judge(stack, config.judge, clock)
         blobs = FileBlobs(directory / "blobs")
 
         @asynccontextmanager
@@ -79,7 +81,7 @@ async def open_reverifier(
         yield (
             Reverifier(
                 Book(records, past),
-                verifier=Stack(Tools(clock=clock, workers=workers, sandboxes=sandboxes)),
+                verifier=Stack(Tools(clock=clock, workers=workers, sandboxes=sandboxes, chat=chat)),
                 tasks=SupplyTasks(
                     supply, await _keys(supply, config.domains.train), root_seed=config.run.seed
                 ),

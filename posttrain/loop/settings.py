@@ -118,6 +118,19 @@ class SandboxSettings(Settings):
     """Verdicts worked out at once."""
 
 
+class JudgeSettings(Settings):
+    """The model that marks replies where a domain asks for a judge."""
+
+    url: str = ""
+    """Base of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1; '': no judge."""
+    model: str = ""
+    """Name of the model there. Not one of the family that is trained: it would favour its own."""
+    key_variable: str = ""
+    """Environment variable that holds the key; '': none is sent."""
+    timeout_s: float = Field(default=60.0, gt=0)
+    """Time one request may take."""
+
+
 class RunConfig(Settings):
     """The resolved configuration of a run."""
 
@@ -128,5 +141,6 @@ class RunConfig(Settings):
     sft: SftSettings = SftSettings()
     rl: RlSettings = RlSettings()
     train: TrainSettings = TrainSettings()
+    judge: JudgeSettings = JudgeSettings()
     evals: EvalSettings = EvalSettings()
     sandbox: SandboxSettings = SandboxSettings()

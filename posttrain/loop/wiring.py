@@ -1,5 +1,4 @@
-"""Builds a run from its configuration, and what domains are examined with: the only file that
-knows every part.
+"""Builds a run from its configuration: the only file that knows every part.
 
 It decides nothing and holds no logic of its own beyond who is handed to whom. The one thing that
 must stay true: whatever is opened here is closed when the run is left, however it is left.
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -24,9 +22,6 @@ from posttrain.core.ports import Clock, Executor, Policy, Recorder, Work
 from posttrain.core.trajectory import Sampling
 from posttrain.domains.mixture import Key
 from posttrain.domains.supply import Supply
-from posttrain.engine import model as models
-from posttrain.evals import leaks
-from posttrain.evals.admission import Examiner, player
 from posttrain.evals.metrics import Evaluation
 from posttrain.evals.registry import Registry
 from posttrain.evals.suite import Evaluator
@@ -34,6 +29,7 @@ from posttrain.loop.anchor import anchor_rows
 from posttrain.loop.drawing import SupplyTasks, sources
 from posttrain.loop.driver import Driver, Ending
 from posttrain.loop.heldout import HeldOut
+from posttrain.loop.judging import open_judge
 from posttrain.loop.model import Model, environment, load_model, trainer_of
 from posttrain.loop.moves import LoopPlan, Phase, PhasePlan
 from posttrain.loop.parts import Parts, Records
@@ -48,7 +44,6 @@ from posttrain.rollout.answer import AnswerExecutor
 from posttrain.rollout.group import Groups, Keep, Retries
 from posttrain.rollout.oracle import OracleExecutor
 from posttrain.rollout.render import Renderer
-from posttrain.rollout.tokenizer import TransformersTokenizer
 from posttrain.rollout.toolloop import ToolExecutor
 from posttrain.sandbox import drivers
 from posttrain.sandbox.egress import Exchange
@@ -239,27 +234,6 @@ async def open_run(
         yield Run(config, directory, records=records, past=past, model=model, world=world)
 
 
-@asynccontextmanager
-async def open_examiner(*, processes: int) -> AsyncIterator[tuple[Supply, Examiner]]:
-    """An examiner of domains, and the supply of their keys; no run and no model. Tool tasks are
-    played with the byte tokenizer of a tiny random model, so that none needs to be fetched; the two
-    sides of a determinism check run in different worker processes.
-    """
-    clock = RealClock()
-    async with AsyncExitStack() as stack:
-        makers = await stack.enter_async_context(ProcessWorkers(processes=processes))
-        others = await stack.enter_async_context(ProcessWorkers(processes=processes))
-        _, sandboxes = await open_sandboxes(stack, clock, drivers.AUTO)
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        tokenizer = models.load_tokenizer(models.random_model(Path(folder) / "model"))
-        renderer = Renderer(TransformersTokenizer(tokenizer))
-        verifier = Stack(Tools(clock=clock, workers=others, sandboxes=sandboxes))
-        play = player(_executors(renderer, clock, sandboxes), renderer, verifier, clock)
-        supply = Supply(makers)
-        yield supply, Examiner(supply, Supply(others), verifier, clock, play=play,
-                                search=leaks.searcher(sandboxes))  # fmt: skip
-
-
 def _heldout(
     config: RunConfig, directory: Path, records: Records, model: Model, world: World
 ) -> HeldOut:
@@ -304,9 +278,9 @@ async def _world(
         max_context_tokens=model.decoder.shape.max_context,
     )
     sandboxed = await _sandboxed([*train_keys, *watch_keys], supply, source)
-    verifier = Stack(Tools(clock=clock, workers=scorers, sandboxes=sandboxes))
-
-    executors = _executors(model.renderer, clock, sandboxes)
+    chat = await open_judge(stack, config.judge, clock)
+    verifier = Stack(Tools(clock=clock, workers=scorers, sandboxes=sandboxes, chat=chat))
+    executors = executors_over(model.renderer, clock, sandboxes)
     oracle = OracleExecutor(tasks.oracle, executors, model.renderer)
     groups = functools.partial(
         Groups,
@@ -344,7 +318,7 @@ async def open_sandboxes(
     return source, await stack.enter_async_context(pool)
 
 
-def _executors(
+def executors_over(
     renderer: Renderer, clock: Clock, sandboxes: Sandboxes
 ) -> Callable[[Policy], dict[str, Executor]]:
     """The executors by name, over whatever policy they are asked for."""

@@ -26,7 +26,7 @@ def test_a_built_in_domain_is_admitted_and_has_a_heldout_suite():
             stack = Stack(Tools(clock=RealClock(), workers=one))
             supply = Supply(one)
             keys = await supply.keys([DomainSpec(name="toy.sort")])
-            examiner = Examiner(supply, Supply(two), stack, RealClock(), play=never)
+            examiner = Examiner(supply, Supply(two), stack, RealClock(), play=never, search=never)
             report = await examiner.examine(keys, per_level=2)
             assert report.admitted, report.reasons
             suite = await build(keys, per_domain=12, supply=supply)
