@@ -18,7 +18,17 @@ from typing import Annotated
 import typer
 
 import posttrain
-from posttrain.cli import config, doctor, domains, evaluate, lookback, models, report, train
+from posttrain.cli import (
+    config,
+    doctor,
+    domains,
+    evaluate,
+    lookback,
+    models,
+    report,
+    review,
+    train,
+)
 from posttrain.cli.stopping import INTERRUPTED
 from posttrain.core.errors import PosttrainError
 
@@ -39,6 +49,7 @@ app.command("reverify", short_help="Judge a run's attempts again.")(lookback.rev
 app.command("rollback", short_help="Take a run back to an earlier step.")(lookback.rollback)
 app.add_typer(models.app, name="models")
 app.add_typer(domains.app, name="domains")
+app.add_typer(review.app, name="review")
 app.add_typer(config.app, name="config")
 
 

@@ -13,4 +13,13 @@ def report(run: Annotated[str, typer.Argument(help="Name or folder of a run.")])
     """Rebuild the report of a run and print where it is."""
     from posttrain.cli import results
 
-    results.tell(runs.find(run))
+    folder = runs.find(run)
+    results.tell(folder)
+    if (folder / "review.jsonl").exists():
+        from posttrain.evals.desk import Desk
+
+        queue = Desk(folder).queue()
+        labelled = sum(bool(item.labels) for item in queue)
+        typer.echo(
+            f"review: {labelled} attempts labelled, {len(queue.corrections)} rewards corrected"
+        )

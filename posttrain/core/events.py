@@ -165,6 +165,47 @@ class Labelled(LedgerEvent):
     key: str
     label: str
     author: str
+    reason: str = ""
+    reward: float | None = None
+    """The reward that was judged."""
+    place: str = ""
+    """Where the record that was judged lies in the journal; an attempt may be made again."""
+    wall_s: float = 0.0
+    """Seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed(LedgerEvent):
+    """A person reviews an attempt; nobody else is given it until `until_s`."""
+
+    kind: ClassVar[str] = "claimed"
+    key: str
+    author: str
+    wall_s: float
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declined(LedgerEvent):
+    """A person gave a claimed attempt back and is not offered it again."""
+
+    kind: ClassVar[str] = "declined"
+    key: str
+    author: str
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relabelled(LedgerEvent):
+    """People corrected an attempt's reward; the newest correction counts."""
+
+    kind: ClassVar[str] = "relabelled"
+    key: str
+    reward: float | None
+    """None: the task is broken, the attempt gives no signal."""
+    reason: str
+    place: str = ""
+    """As in `Labelled`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,8 +228,8 @@ class Ended(LedgerEvent):
 LEDGER_EVENTS: Mapping[str, type[LedgerEvent]] = {
     event.kind: event
     for event in (
-        Started, Drawn, Entered, Finished, Reverified, Trained, Dropped, Published,
-        Saved, Rewound, Evaluated, Labelled, Controlled, Ended,
+        Started, Drawn, Entered, Finished, Reverified, Trained, Dropped, Published, Saved, Rewound,
+        Evaluated, Labelled, Claimed, Declined, Relabelled, Controlled, Ended,
     )
 }  # fmt: skip
 

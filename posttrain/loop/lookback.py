@@ -13,6 +13,7 @@ from pathlib import Path
 from posttrain.core.clock import RealClock
 from posttrain.core.containment import Sealed
 from posttrain.core.errors import PosttrainError, UsageError
+from posttrain.core.events import Relabelled
 from posttrain.core.ports import Recorder
 from posttrain.core.task import Environment
 from posttrain.domains.catalogue import DomainSpec
@@ -27,8 +28,9 @@ from posttrain.loop.reverify import Reverifier
 from posttrain.loop.settings import RunConfig
 from posttrain.loop.wiring import open_sandboxes
 from posttrain.observe.blobs import FileBlobs
+from posttrain.observe.index import REVIEWS
 from posttrain.observe.journal import FileJournal
-from posttrain.observe.ledger import FileLedger
+from posttrain.observe.ledger import FileLedger, read_events
 from posttrain.observe.workspaces import restored
 from posttrain.sandbox.worker import ProcessWorkers
 from posttrain.verify.kinds import Tools
@@ -86,9 +88,16 @@ async def open_reverifier(
                     supply, await _keys(supply, config.domains.train), root_seed=config.run.seed
                 ),
                 restore=restore,
+                corrections=_corrections(directory / REVIEWS),
             ),
             past,
         )
+
+
+def _corrections(reviews: Path) -> dict[str, Relabelled]:
+    """Attempt key → the newest correction by people."""
+    found = read_events(reviews) if reviews.exists() else ()
+    return {event.key: event for event in found if isinstance(event, Relabelled)}
 
 
 async def _keys(supply: Supply, specs: Sequence[DomainSpec]) -> list[Key]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -18,9 +18,9 @@ from posttrain.core import events
 from posttrain.core.containment import Sealed
 from posttrain.core.errors import DomainError, InfraError
 from posttrain.core.ports import Verifier
-from posttrain.core.task import Environment, Task
+from posttrain.core.task import Environment, Place, Task
 from posttrain.core.trajectory import AttemptKey, Trajectory
-from posttrain.core.verdict import Outcome
+from posttrain.core.verdict import Component, Outcome, Verdict
 from posttrain.loop.book import Book
 from posttrain.loop.parts import Tasks
 from posttrain.rollout.group import WORKSPACE
@@ -99,11 +99,40 @@ class Reverification:
         return dict(sorted(steps.items()))
 
 
+def by_people(said: events.Relabelled) -> Verdict:
+    """The verdict of a correction; one without a reward says that the task is broken.
+
+    >>> by_people(events.Relabelled(key="ab", reward=0.0, reason="a forged result")).reward
+    0.0
+    """
+    broken = said.reward is None
+    part = Component(
+        name="people",
+        place=Place.PEOPLE,
+        value=said.reward,
+        evidence={} if broken else {"reason": said.reason},
+        error=f"no signal: {said.reason}" if broken else None,
+        verifier="people",
+    )
+    return Verdict(components=(part,))
+
+
 class Reverifier:
     """Judges finished attempts of one run again."""
 
-    def __init__(self, book: Book, *, verifier: Verifier, tasks: Tasks, restore: Restore) -> None:
-        """`tasks` makes a draw's task as its domain makes it today."""
+    def __init__(
+        self,
+        book: Book,
+        *,
+        verifier: Verifier,
+        tasks: Tasks,
+        restore: Restore,
+        corrections: Mapping[str, events.Relabelled] | None = None,
+    ) -> None:
+        """`tasks` makes a draw's task as its domain makes it today; `corrections`: attempt key →
+        what people said it deserves, which no verifier is asked about any more.
+        """
+        self._corrections = corrections or {}
         self._book = book
         self._verifier = verifier
         self._tasks = tasks
@@ -148,14 +177,19 @@ class Reverifier:
         if old.outcome not in (Outcome.SCORED, Outcome.VERIFIER_FAILED):
             found.left_out[f"{old.outcome}: there is nothing to judge"] += 1
             return None
-        async with self._room:
-            task = await self._task(drawn, old.task, found)
-            try:
-                async with self._left(old, task) as sealed:
-                    verdict = await self._verifier.verify(replace(old, task=task), sealed)
-            except (KeyError, InfraError) as error:
-                found.left_out[f"what it left is not there: {error}"[:120]] += 1
-                return None
+        said = self._corrections.get(key.hex)
+        if said is not None and said.place in ("", attempt.finished.place):
+            found.remarks["judged by people"] += 1
+            verdict = by_people(said)
+        else:
+            async with self._room:
+                task = await self._task(drawn, old.task, found)
+                try:
+                    async with self._left(old, task) as sealed:
+                        verdict = await self._verifier.verify(replace(old, task=task), sealed)
+                except (KeyError, InfraError) as error:
+                    found.left_out[f"what it left is not there: {error}"[:120]] += 1
+                    return None
         event = self._book.reverified(key, verdict)
         return Change(
             key=key.hex,

@@ -15,7 +15,18 @@ import pytest
 
 import posttrain as package
 from posttrain.cli import config as config_command
-from posttrain.cli import doctor, domains, evaluate, main, models, results, runs, sources, train
+from posttrain.cli import (
+    doctor,
+    domains,
+    evaluate,
+    main,
+    models,
+    results,
+    review,
+    runs,
+    sources,
+    train,
+)
 from posttrain.cli.doctor import Finding, Status
 from posttrain.core.containment import Bound, Capabilities, Reach, Snapshots
 from posttrain.core.errors import ConfigError, LedgerError, PreflightError, RunError
@@ -71,7 +82,7 @@ def test_the_version_is_told(posttrain: Callable[..., Said]) -> None:
     assert posttrain("--version") == (0, f"posttrain {package.__version__}\n", "")
 
 
-@pytest.mark.parametrize("group", [(), ("models",), ("domains",), ("config",)])
+@pytest.mark.parametrize("group", [(), ("models",), ("domains",), ("config",), ("review",)])
 def test_no_line_of_help_is_cut(
     posttrain: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, group: tuple[str, ...]
 ) -> None:
@@ -517,6 +528,7 @@ def test_commands_are_wired_to_their_files() -> None:
     groups = {group.name: group.typer_instance for group in main.app.registered_groups}
     assert groups == {
         "models": models.app, "domains": domains.app, "config": config_command.app,
+        "review": review.app,
     }  # fmt: skip
 
 

@@ -46,7 +46,9 @@ class Rule:
         return Verdict(components=(part,))
 
 
-def judged_again(directory: Path, verifier: Rule, *, domains: Sequence[str] = (), tasks=None):
+def judged_again(
+    directory: Path, verifier: Rule, *, domains: Sequence[str] = (), tasks=None, corrections=None
+):
     @asynccontextmanager
     async def restore(sha256: str, environment: Environment):
         raise KeyError("gone")
@@ -60,7 +62,11 @@ def judged_again(directory: Path, verifier: Rule, *, domains: Sequence[str] = ()
             )
             book = Book(records, fold(ledger.events()))
             reverifier = Reverifier(
-                book, verifier=verifier, tasks=tasks or ScriptedTasks(), restore=restore
+                book,
+                verifier=verifier,
+                tasks=tasks or ScriptedTasks(),
+                restore=restore,
+                corrections=corrections,
             )
             try:
                 return await reverifier.run(domains=domains)
@@ -162,6 +168,25 @@ def test_what_an_attempt_left_must_be_there(tmp_path: Path) -> None:
     assert not rule.seen
     assert found.left_out == {"what it left is not there: 'it was not kept'": 18}
     assert WORKSPACE.startswith("."), "no artefact of a task takes its name"
+
+
+def test_what_people_said_counts_before_any_verifier(tmp_path: Path) -> None:
+    _, rewards = start(tmp_path)
+    right, wrong = (next(k for k, r in rewards.items() if r == value) for value in (1.0, 0.0))
+    broken, old = [k for k in rewards if k not in (right, wrong)][:2]
+    said = {
+        key: events.Relabelled(key=key, reward=reward, reason="seen", place=place)
+        for key, reward, place in (
+            (right, 0.0, ""), (wrong, 1.0, ""), (broken, None, ""), (old, 0.5, "of another try"),
+        )
+    }  # fmt: skip
+    rule = Rule(remainder=1)
+    found = judged_again(tmp_path, rule, corrections=said)
+    assert {seen.key.hex for seen, _ in rule.seen}.isdisjoint({right, wrong, broken})
+    assert old in {seen.key.hex for seen, _ in rule.seen}, "it was made again since"
+    after = {change.key: change.after for change in found.changes if change.changed}
+    assert after == {right: 0.0, wrong: 1.0, broken: None}
+    assert found.remarks == {"judged by people": 3}
 
 
 def test_lost_records_are_counted(tmp_path: Path) -> None:
