@@ -105,8 +105,7 @@ def check(
     fixtures: Annotated[
         Path | None, typer.Option(help="Folder of attacks that somebody caught, as JSON.")
     ] = None,
-    judge_url: Annotated[str, typer.Option(help="Server of a judge, as judge.url of a run.")] = "",
-    judge_model: Annotated[str, typer.Option(help="The judge's model there.")] = "",
+    judge: Annotated[str, typer.Option(help="URL and model of a judge, as URL#MODEL.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="As JSON lines.")] = False,
 ) -> None:
     """Check domains: the oracle earns 1, attacks earn 0, nothing private is shown, tasks repeat.
@@ -126,6 +125,7 @@ def check(
     found = [entry for pattern in wanted for entry in catalogue.matching(pattern)]
     specs = [catalogue.DomainSpec(name=name) for name in dict.fromkeys(e.name for e in found)]
     caught = attackers.fixtures(fixtures) if fixtures else []
+    marker = JudgeSettings(url=judge.partition("#")[0], model=judge.partition("#")[2])
 
     async def run() -> dict[str, Admission]:
         from posttrain.cli import examination
@@ -133,11 +133,7 @@ def check(
         refused = {}
         doing = Doing()
         async for name, report in examination.examine(
-            specs,
-            doing,
-            per_level=per_level,
-            fixtures=caught,
-            judge=JudgeSettings(url=judge_url, model=judge_model),
+            specs, doing, per_level=per_level, fixtures=caught, judge=marker
         ):
             doing.clear()
             _tell(report, as_json=as_json)

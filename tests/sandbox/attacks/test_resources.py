@@ -133,7 +133,7 @@ def queue_bytes(given):
     tree=True,
 )
 async def fill_buffers(place):
-    """On v1 no more is taken; on v2 they are memory like any other, and whoever has it dies."""
+    """On v1 no more is taken; on v2 they are memory like any other: one dies or meets the limit."""
     await place.run(queue_bytes, may_die=True)
 
 
