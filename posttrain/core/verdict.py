@@ -61,7 +61,18 @@ class Component:
     """Set when the check itself failed; the whole verdict is then without reward."""
     duration_s: float = 0.0
     verifier: str = ""
-    """Check kind, version and parameter hash: `exact@1#9f2c…`."""
+    """Check kind, version, fingerprint of the kind's code, `#`, hash of the check's parameters and
+    assets: `exact@1+51c07ae3#9f2c41d0`."""
+
+    @property
+    def verifier_version(self) -> str:
+        """What judged, whatever the task's parameters: kind, version and code.
+
+        >>> made = Component(name="a", place=Place.RULE, value=1.0, verifier="exact@1+5c#9f")
+        >>> made.verifier_version
+        'exact@1+5c'
+        """
+        return self.verifier.partition("#")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,8 @@ def numeric(answer: int | float | str, *, absolute: float = 0.0) -> Check:
 def program(source: str, *, params: Mapping[str, Json] | None = None) -> Check:
     """A domain's own verification: Python text that defines `check(order)`, run in a sandbox of
     its own; `order.reply` is the last reply, `order.params` are these, and it returns 0 to 1. What
-    the attempt left it reads by `order.artefacts.read_text(path)`, which gives None for no text.
+    the attempt left, and its task declares, it reads by `order.artefacts.read_text(path)`, which
+    gives None for no text.
     """
     return Check(kind="program", params={"source": source, "params": dict(params or {})})
 

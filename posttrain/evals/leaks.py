@@ -15,7 +15,7 @@ from posttrain.core.task import Json, Oracle, Task
 
 LEAST_SECRET_CHARS = 16
 """Shorter texts occur by coincidence."""
-SECRETS = ("source", "reference", "generator", "suite", "tests", "files")
+SECRETS = ("source", "checker", "reference", "generator", "suite", "cases", "files")
 """Parameters of checks that a policy must not find."""
 Search = Callable[[Task, Sequence[str]], Awaitable[Sequence[str]]]
 """Those of some lines of text that a task's workspace holds in a file, before the attempt."""

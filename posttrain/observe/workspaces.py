@@ -88,13 +88,12 @@ async def _read(sealed: Sealed, entry: Entry) -> bytes:
 
 
 def _is_declared(entry: Entry, artefacts: Sequence[Artefact]) -> bool:
-    """Whether it is, lies in, or leads to something that the task declares."""
+    """Whether verifiers may look at it: at everything where a tree is declared."""
     for artefact in artefacts:
         place = artefact.path.strip("/").removeprefix("./")
-        whole = artefact.kind is ArtefactKind.TREE
-        if whole and (place in ("", ".") or entry.path.startswith(f"{place}/")):
+        if artefact.kind is ArtefactKind.TREE:
             return True
-        if artefact.kind is not ArtefactKind.PROBE and (
+        if artefact.kind is ArtefactKind.FILE and (
             entry.path == place or place.startswith(f"{entry.path}/")
         ):
             return True

@@ -9,27 +9,46 @@ else is the check's failure.
 
 from __future__ import annotations
 
+import base64
 import functools
+import importlib.util
+import inspect
 import json
+import marshal
 import secrets
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
-from posttrain.core.containment import ExecResult, Sandboxes
+from posttrain.core.containment import ExecResult
 from posttrain.core.errors import UsageError, VerifierError
 from posttrain.core.task import Check, Environment, Isolation, Json
+from posttrain.verify import harness, nursery
+from posttrain.verify.harness import ARTEFACTS
 from posttrain.verify.kinds import Subject, Tools, allowed, seconds_of
 from posttrain.verify.layers import Finding
 
-ARTEFACTS = "/artefacts"
-"""Where a sandbox shows the sealed workspace it was leased beside."""
 HARNESS = "harness.py"
 INTERPRETER = ("python3", "-I", "-S", "-B")
 """Isolated: no site packages, no user site, no environment, no byte code left behind."""
 MAX_RECORD_BYTES = 65_536
 _ALLOWANCE_S = 5.0
 """Wall time beyond the checker's own limit before the call is given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a harness is to carry out."""
+
+    order: Mapping[str, Json]
+    """`source` and `params` of a checker, or `command` and its `timeout_s`."""
+    modules: Sequence[ModuleType] = ()
+    """Modules of this package that the checker imports, in order; standard library only."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    limit_s: float
+    """Wall seconds for all of it."""
+    memory_bytes: int = 512 << 20
 
 
 async def program(check: Check, subject: Subject, tools: Tools) -> Finding:
@@ -43,12 +62,14 @@ async def program(check: Check, subject: Subject, tools: Tools) -> Finding:
     `timeout_s`.
     """
     allowed(check, "source", "command", "params", "files", "expected", "timeout_s")
-    record = await carry_out(check, subject, tools)
+    limit_s = seconds_of(check)
+    work = Work(order=_order(check, limit_s), files=_files(check), limit_s=limit_s)
+    record = await carry_out(work, subject, tools)
     return finding(record, check.params.get("expected"))
 
 
-async def carry_out(check: Check, subject: Subject, tools: Tools) -> Mapping[str, Json]:
-    """The program's record. A time-out is tried once more, alone and with twice the time, before
+async def carry_out(work: Work, subject: Subject, tools: Tools) -> Mapping[str, Json]:
+    """The work's record. A time-out is tried once more, alone and with twice the time, before
     it counts: a busy machine must not decide. So is an end while a candidate ran.
 
     Raises:
@@ -58,13 +79,13 @@ async def carry_out(check: Check, subject: Subject, tools: Tools) -> Mapping[str
         raise VerifierError("a program wants sandboxes, but this stack was built without.")
     if subject.sealed is None and subject.task.environment is not None:
         raise VerifierError("the attempt left no sealed file system to look at.")
-    limit_s = seconds_of(check) + _ALLOWANCE_S
+    limit_s = work.limit_s + _ALLOWANCE_S
     nonce = secrets.token_hex(16)
-    result = await _exec(check, subject, tools.sandboxes, nonce, limit_s)
+    result = await _exec(work, subject, tools, nonce, limit_s)
     first = _ended_by_candidate(result, nonce)
     if result.timed_out or first:
         limit_s *= 2 if result.timed_out else 1
-        result = await _exec(check, subject, tools.sandboxes, nonce, limit_s)
+        result = await _exec(work, subject, tools, nonce, limit_s)
     if first and _ended_by_candidate(result, nonce):
         return {"value": 0.0, "evidence": {"found": "a candidate that ends its checker"}}
     return read_record(result, nonce)
@@ -77,36 +98,41 @@ def _ended_by_candidate(result: ExecResult, nonce: str) -> bool:
 
 
 async def _exec(
-    check: Check, subject: Subject, sandboxes: Sandboxes, nonce: str, limit_s: float
+    work: Work, subject: Subject, tools: Tools, nonce: str, limit_s: float
 ) -> ExecResult:
+    assert tools.sandboxes is not None
+    left, task = subject.sealed, subject.task
+    mount = left.mount if left is not None else None
     order = {
         "nonce": nonce,
         "artefacts": ARTEFACTS,
+        "copies": await left.copies() if left is not None and mount is None else {},
         "reply": subject.reply,
-        "files": _files(check),
-        **_work(check),
+        "files": dict(work.files),
+        **work.order,
     }
+    if mount is not None:
+        del order["copies"]
     environment = Environment(
-        isolation=subject.task.environment.isolation
-        if subject.task.environment
-        else Isolation.NAMESPACE,
-        files={HARNESS: harness_source()},
+        isolation=task.environment.isolation if task.environment else Isolation.NAMESPACE,
+        files={HARNESS: bundle(nursery, harness, *work.modules)},
+        memory_bytes=work.memory_bytes,
         exec_timeout_s=limit_s,
         max_output_bytes=MAX_RECORD_BYTES,
     )
-    async with sandboxes.lease(environment, beside=subject.sealed) as sandbox:
+    async with tools.sandboxes.lease(environment, beside=mount) as sandbox:
         return await sandbox.exec(
             (*INTERPRETER, HARNESS), timeout_s=limit_s, stdin=json.dumps(order).encode()
         )
 
 
-def _work(check: Check) -> dict[str, Json]:
+def _order(check: Check, limit_s: float) -> dict[str, Json]:
     """Exactly one of a command and a source."""
     source, command = check.params.get("source"), check.params.get("command")
     if isinstance(source, str) and command is None:
         return {"source": source, "params": check.params.get("params", {})}
     if isinstance(command, (list, tuple)) and command and source is None:
-        return {"command": [str(word) for word in command], "timeout_s": seconds_of(check)}
+        return {"command": [str(word) for word in command], "timeout_s": limit_s}
     raise UsageError("check 'program' wants either a 'source' (text) or a 'command' (argv).")
 
 
@@ -119,10 +145,26 @@ def _files(check: Check) -> dict[str, str]:
     return dict(files)
 
 
+_LOADER = """import binascii, marshal, sys
+def add(name, text, code):
+    same = sys.modules['_frozen_importlib_external'].MAGIC_NUMBER == {magic!r}
+    code = marshal.loads(binascii.a2b_base64(code)) if same else compile(text, name, 'exec')
+    module = sys.modules[name] = type(sys)(name)
+    exec(code, module.__dict__)
+"""
+
+
 @functools.cache
-def harness_source() -> str:
-    """Text of the program that runs inside."""
-    return Path(__file__).with_name(HARNESS).read_text(encoding="utf-8")
+def bundle(*modules: ModuleType) -> str:
+    """One program of modules of this package, which import one another there as they do here. They
+    come compiled as well, for an interpreter like this one: that takes a third of its start.
+    """
+    lines = [_LOADER.format(magic=importlib.util.MAGIC_NUMBER)]
+    for module in modules:
+        name, text = module.__name__, inspect.getsource(module)
+        code = marshal.dumps(compile(text, name, "exec", dont_inherit=True, optimize=2))
+        lines.append(f"add({name!r}, {text!r}, {base64.b64encode(code).decode()!r})")
+    return "\n".join([*lines, f"sys.modules[{harness.__name__!r}].main()", ""])
 
 
 def read_record(result: ExecResult, nonce: str) -> Mapping[str, Any]:
@@ -150,7 +192,7 @@ def read_record(result: ExecResult, nonce: str) -> Mapping[str, Any]:
     return record
 
 
-def finding(record: Mapping[str, Json], expected: Json) -> Finding:
+def finding(record: Mapping[str, Json], expected: Json = None) -> Finding:
     """The finding of a record. Where tests are counted, a suite that did not run whole pays 0, and
     no suite pays more than the share that passed.
 

@@ -7,17 +7,20 @@ one thing that must stay true: foreign code (a domain's scorer) never runs in th
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from posttrain.core.containment import Sandboxes, Sealed, Workers
+from posttrain.core import seeds
+from posttrain.core.containment import Sandboxes, Workers
 from posttrain.core.errors import UsageError, VerifierError, WorkerError, nearest
 from posttrain.core.ports import Chat, Clock, Scores
 from posttrain.core.task import Check, Json, Task
 from posttrain.core.trajectory import Trajectory
 from posttrain.verify import answers, guards
 from posttrain.verify.answers import Where
+from posttrain.verify.declared import Declared
 from posttrain.verify.guards import Passage
 from posttrain.verify.layers import Finding
 from posttrain.verify.trust import Trust
@@ -32,10 +35,10 @@ REASONING_GYM_SCORER = "posttrain.domains.adapters.reasoning_gym:score"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is judged: an attempt and the file system it left, if it had one."""
+    """What is judged: an attempt and what it left for checking, if it had a file system."""
 
     trajectory: Trajectory
-    sealed: Sealed | None = None
+    sealed: Declared | None = None
 
     @property
     def task(self) -> Task:
@@ -48,11 +51,21 @@ class Subject:
         return self.trajectory.final_text
 
 
+def hidden_seeds() -> Callable[[Trajectory], int]:
+    """Seeds of hidden inputs under a secret of this process: the same for all members of a group,
+    new with every draw, and not to be derived from anything a task holds.
+    """
+    secret = secrets.token_hex(16)
+    return lambda attempt: seeds.hashed(secret, attempt.key.run, attempt.key.draw, attempt.task.id)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
     """What kinds may use; a kind that lacks one fails, it never guesses."""
 
     clock: Clock
+    seeds: Callable[[Trajectory], int] = field(default_factory=hidden_seeds)
+    """Seed of what a check draws, kept in its evidence: who judges again gives the recorded one."""
     workers: Workers | None = None
     sandboxes: Sandboxes | None = None
     """The source of the attempts' sandboxes: only it can show what one of them left."""

@@ -108,10 +108,13 @@ def _label(check: Check) -> str:
     return str(check.params.get("name", check.kind))
 
 
-def provenance(check: Check) -> str:
-    """Kind, version and hash of parameters and assets: `exact@1#9f2c41d0`."""
+def provenance(check: Check, code: str = "") -> str:
+    """Kind, version, fingerprint of the code, hash of parameters and assets:
+    `exact@1+51c07ae3#9f2c41d0`.
+    """
     content = json.dumps([dict(check.params), check.assets_sha256], sort_keys=True)
-    return f"{check.kind}@{check.version}#{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+    digest = hashlib.sha256(content.encode()).hexdigest()[:8]
+    return f"{check.kind}@{check.version}" + (f"+{code}" if code else "") + f"#{digest}"
 
 
 def judged(check: Check, label: str, finding: Finding, duration_s: float) -> Component:
@@ -136,7 +139,6 @@ def judged(check: Check, label: str, finding: Finding, duration_s: float) -> Com
         gate=check.gate,
         evidence=evidence,
         duration_s=duration_s,
-        verifier=provenance(check),
     )
 
 
@@ -150,7 +152,6 @@ def failed(check: Check, label: str, error: str, duration_s: float) -> Component
         gate=check.gate,
         error=error[:MAX_EVIDENCE_CHARS] or "failed without a message",
         duration_s=duration_s,
-        verifier=provenance(check),
     )
 
 

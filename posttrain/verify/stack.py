@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any
 
@@ -20,7 +20,10 @@ from posttrain.core.task import Check, Place
 from posttrain.core.trajectory import Trajectory
 from posttrain.core.verdict import Component, Verdict
 from posttrain.verify import layers
+from posttrain.verify.code import differential, stdio, suite
+from posttrain.verify.declared import Declared
 from posttrain.verify.execution import program
+from posttrain.verify.fingerprint import fingerprint
 from posttrain.verify.judge import JUDGE, SAID, judge
 from posttrain.verify.kinds import REPLY_KINDS, Kind, Subject, Tools
 from posttrain.verify.layers import Finding
@@ -31,6 +34,9 @@ ENTRY_POINT_GROUP = "posttrain.checks"
 BUILT_IN: Mapping[str, Kind] = {
     **REPLY_KINDS,
     "program": program,
+    "stdio": stdio,
+    "suite": suite,
+    "differential": differential,
     "state": state,
     "judge": judge,
     "reward_model": reward_model,
@@ -95,7 +101,8 @@ class Stack:
         faults = layers.faults(checks)
         if faults:
             return Verdict(components=(_unfit(faults),))
-        subject = Subject(trajectory=trajectory, sealed=sealed)
+        left = None if sealed is None else Declared(sealed, trajectory.task.artefacts)
+        subject = Subject(trajectory=trajectory, sealed=left)
         done: dict[int, Component] = {}
         while (plan := layers.plan(checks, done)).run:
             for index in plan.run:
@@ -134,10 +141,9 @@ class Stack:
         assert counts.left_behind <= counts.hung_checks <= counts.failed_checks, counts
 
     async def _component(self, check: Check, label: str, subject: Subject) -> Component:
-        clock = self._tools.clock
+        clock, kind = self._tools.clock, self._kinds.get(check.kind)
         started_s = clock.now_s()
         try:
-            kind = self._kinds.get(check.kind)
             if kind is None:
                 raise UsageError(
                     f"no check kind {check.kind!r}{nearest(check.kind, self._kinds)}.",
@@ -149,7 +155,8 @@ class Stack:
             text = f"{type(error).__name__}: {error}"
             component = layers.failed(check, label, text, clock.now_s() - started_s)
         self._stats["failed_checks"] += component.error is not None
-        return component
+        code = fingerprint(getattr(kind, "__module__", ""))
+        return replace(component, verifier=layers.provenance(check, code))
 
     async def _bounded(self, kind: Kind, check: Check, subject: Subject) -> Finding:
         """The kind's finding, or VerifierError once it hangs. Cancels what it leaves."""

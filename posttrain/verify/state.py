@@ -14,11 +14,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
-from posttrain.core.containment import Sealed
 from posttrain.core.errors import UsageError, VerifierError, nearest
 from posttrain.core.task import Check, Entry, EntryKind, Json
+from posttrain.verify import sqlite_reader
+from posttrain.verify.declared import Declared
 from posttrain.verify.kinds import Kind, Subject, Tools, allowed, seconds_of, text_of
 from posttrain.verify.layers import Finding
 
@@ -47,6 +48,7 @@ async def state(check: Check, subject: Subject, tools: Tools) -> Finding:
     name = text_of(check, "assert")
     if subject.sealed is None:
         raise VerifierError("the attempt left no sealed file system to look at.")
+    subject.sealed.ensure(text_of(check, "path"))
     if name not in _ASSERTIONS:
         raise UsageError(
             f"no state assertion {name!r}{nearest(name, _ASSERTIONS)}.",
@@ -58,7 +60,7 @@ async def state(check: Check, subject: Subject, tools: Tools) -> Finding:
 # --- contents ---------------------------------------------------------------------------------
 
 
-async def _bytes(sealed: Sealed, path: str) -> bytes | Finding:
+async def _bytes(sealed: Declared, path: str) -> bytes | Finding:
     """The file's bytes, or what its absence or size is worth."""
     data = await sealed.read(path, max_bytes=MAX_FILE_BYTES + 1)
     if data is None:
@@ -179,7 +181,7 @@ def read_rows(database: str, log: str, query: str, cpu_s: int) -> dict[str, Json
     """
     order = {"database": database, "log": log, "query": query, "cpu_s": cpu_s}
     ended = subprocess.run(
-        (sys.executable, "-I", "-S", "-B", str(Path(__file__).with_name("sqlite_reader.py"))),
+        (sys.executable, "-I", "-S", "-B", sqlite_reader.__file__),
         input=json.dumps(order).encode(),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -92,7 +92,7 @@ def test_only_what_the_task_declares_is_kept() -> None:
         names[label] = [path for path in sealed.files if path.encode() in archive]
     assert names == {
         "one": ["out/a"],
-        "below": ["out/a", "out/b"],
+        "below": ["out/a", "out/b", "secret"],
         "whole": ["out/a", "out/b", "secret"],
         "probe": [],
     }

@@ -16,8 +16,17 @@ import pytest
 from posttrain.core.clock import ManualClock
 from posttrain.core.containment import ExecResult
 from posttrain.core.errors import WorkerError
-from posttrain.core.task import Description, Entry, EntryKind, Environment, Task
+from posttrain.core.task import (
+    Artefact,
+    ArtefactKind,
+    Description,
+    Entry,
+    EntryKind,
+    Environment,
+    Task,
+)
 from posttrain.core.trajectory import AttemptKey, Trajectory, Turn
+from posttrain.verify.declared import Declared
 from posttrain.verify.execution import ARTEFACTS
 from posttrain.verify.kinds import Subject, Tools
 
@@ -124,9 +133,16 @@ class RepliedSandboxes:
         return result(self.calls[-1][2]) if callable(result) else result
 
 
-def attempt(reply="", *, checks=(), objective="Say the word.", prefix="", environment=None):
+EVERYTHING = (Artefact(name="all", kind=ArtefactKind.TREE, path="."),)
+
+
+def attempt(
+    reply="", *, checks=(), objective="Say the word.", prefix="", environment=None,
+    artefacts=EVERYTHING,
+):  # fmt: skip
     task = Task(domain="test.one", level=0, seed=1, prefix=prefix, checks=tuple(checks),
-                description=Description(objective=objective), environment=environment)  # fmt: skip
+                description=Description(objective=objective), environment=environment,
+                artefacts=artefacts)  # fmt: skip
     turns = (Turn(text=reply),)
     return Trajectory(key=AttemptKey(run="r", draw=0, member=0), task=task, turns=turns)
 
@@ -169,7 +185,8 @@ def find(tools, workspace):
 
     def run(kind, check, reply="", **more):
         trajectory = attempt(reply, environment=Environment(), **more)
-        subject = Subject(trajectory=trajectory, sealed=FolderSealed(workspace))
+        left = Declared(FolderSealed(workspace), trajectory.task.artefacts)
+        subject = Subject(trajectory=trajectory, sealed=left)
         return asyncio.run(kind(check, subject, tools))
 
     return run

@@ -1,9 +1,11 @@
 """The harness runs here as a plain process; its containment is the sandbox's business."""
 
 import asyncio
+import importlib.util
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from textwrap import dedent
 
@@ -12,8 +14,8 @@ import pytest
 from posttrain.core.containment import ExecResult
 from posttrain.core.errors import UsageError, VerifierError
 from posttrain.core.task import Check, Environment
-from posttrain.verify import harness
-from posttrain.verify.execution import finding, program, read_record
+from posttrain.verify import harness, nursery
+from posttrain.verify.execution import bundle, finding, program, read_record
 from posttrain.verify.kinds import Subject, Tools
 
 
@@ -396,6 +398,20 @@ def test_the_nonce_and_the_source_travel_by_standard_input_only(replied, make_at
     assert order["nonce"] not in " ".join(argv)
     assert "secret" in order["source"]
     assert "secret" not in " ".join(argv)
+
+
+@pytest.mark.parametrize("magic", [importlib.util.MAGIC_NUMBER, b"another"])
+def test_an_interpreter_of_another_version_compiles_the_harness_itself(magic, tmp_path):
+    text = bundle(nursery, harness).replace(repr(importlib.util.MAGIC_NUMBER), repr(magic))
+    assert repr(magic) in text
+    (tmp_path / "harness.py").write_text(text)
+    order = {"nonce": "n", "artefacts": "/none", "copies": {}, "reply": "7", "files": {},
+             "source": "def check(order): return order.reply == '7'"}  # fmt: skip
+    ended = subprocess.run(
+        [sys.executable, "-I", "-S", "-B", "harness.py"], cwd=tmp_path, check=True,
+        input=json.dumps(order).encode(), capture_output=True,
+    )  # fmt: skip
+    assert json.loads(ended.stdout) == {"nonce": "n", "value": 1.0}
 
 
 def test_a_program_needs_exactly_one_of_source_and_command(replied, make_attempt, clock):

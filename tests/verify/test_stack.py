@@ -7,6 +7,7 @@ import pytest
 from posttrain.core.errors import UsageError, WorkerError
 from posttrain.core.task import Check, Place
 from posttrain.verify import stack as stacks
+from posttrain.verify.fingerprint import fingerprint
 from posttrain.verify.kinds import REPLY_KINDS, Tools
 from posttrain.verify.layers import Finding
 from posttrain.verify.stack import Stack
@@ -137,7 +138,8 @@ def test_cancelling_the_verdict_cancels_the_check(make_attempt, clock):
 
 def test_components_carry_where_they_come_from(verify):
     component = verify("two", RIGHT).components[0]
-    assert component.verifier.startswith("exact@1#")
+    assert component.verifier_version == f"exact@1+{fingerprint('posttrain.verify.kinds')}"
+    assert component.verifier.startswith(f"{component.verifier_version}#")
     assert component.evidence == {"answer": "two"}
     assert json.dumps(dict(component.evidence))
 

@@ -1,0 +1,57 @@
+"""The version of a verifier's code: a hash of its source, taken without anybody's doing.
+
+It covers the module of a kind and those of the same package that this one uses, the ones that are
+copied into sandboxes included; not what other packages bring, nor a check's parameters. The one
+thing that must stay true: code that judges otherwise has another fingerprint.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator
+
+
+@functools.cache
+def fingerprint(module: str) -> str:
+    """8 hexadecimal digits for an imported module, by its name; '' where it has no source."""
+    found = sources(module)
+    text = "\0".join(f"{name}\0{found[name]}" for name in sorted(found))
+    return hashlib.sha256(text.encode()).hexdigest()[:8] if found else ""
+
+
+def sources(module: str) -> dict[str, str]:
+    """Text of a module and of those of its package that it imports, by name; {} without source."""
+    package = module.rpartition(".")[0] or module
+    found: dict[str, str] = {}
+    todo = [module] if _text(module) else []
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found[name] = _text(name)
+            todo += [one for one in _imported(found[name], package) if one.startswith(package)]
+    return found
+
+
+def _text(module: str) -> str:
+    """Source of an imported module; '' where it has none."""
+    try:
+        return inspect.getsource(sys.modules[module])
+    except (KeyError, OSError, TypeError):
+        return ""
+
+
+def _imported(source: str, package: str) -> Iterator[str]:
+    """Names of imported modules."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            told = "." * node.level + (node.module or "")
+            base = importlib.util.resolve_name(told, package)
+            names = (f"{base}.{one.name}" for one in node.names)
+            yield from (name for name in (base, *names) if name in sys.modules)

@@ -1,0 +1,260 @@
+"""Runs inside a fresh sandbox: the process from which every candidate is forked.
+
+It is forked itself before its parent, the `harness`, reads its order: so candidates start in a
+millisecond, and no memory of theirs has ever held an order. It decides nothing and reads nothing of
+what candidates say. The one thing that must stay true: when it tells that one ended, every process
+that one started is dead.
+
+A candidate that ends or stops the nursery has ended its checker (`NurseryEnded`): its own doing.
+"""
+
+from __future__ import annotations
+
+import _json
+import _signal  # type: ignore[import-not-found]  # as signal, without enumerations
+import _socket
+import ctypes
+import gc
+import os
+import resource
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any, NoReturn
+
+MAX_OUTPUT_BYTES = 1 << 20
+"""Of each file a candidate writes, its output one of them."""
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+_SET_DUMPABLE, _SET_CHILD_SUBREAPER = 4, 36
+_MAX_REQUEST_BYTES = 1 << 20
+_END_S = 20.0
+"""How long a candidate that was killed may take to be gone."""
+_LIBC = ctypes.CDLL(None)
+
+
+class Suppressed:
+    """As `contextlib.suppress`; that module, too, costs more to import than a candidate to run."""
+
+    def __init__(self, *kinds: type[BaseException]) -> None:
+        self._kinds = kinds
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> bool:
+        return kind is not None and issubclass(kind, self._kinds)
+
+
+class _Format:
+    """What the interpreter's own JSON reader is told; the module `json` costs more to import than a
+    candidate to run.
+    """
+
+    strict, object_hook, object_pairs_hook = True, None, None
+    parse_float, parse_int = float, int
+    parse_constant = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": -float("inf")}.get
+
+
+_SCAN: Callable[[str, int], tuple[Any, int]] = _json.make_scanner(_Format)  # type: ignore[arg-type]
+
+
+def dumps(value: Any) -> str:
+    """As `json.dumps`."""
+    quoted = _json.encode_basestring_ascii
+    encoder: Any = _json.make_encoder(
+        None, _refused, quoted, None, ": ", ", ", False, False, True  # type: ignore[arg-type]
+    )  # fmt: skip
+    return "".join(encoder(value, 0))
+
+
+def loads(text: str | bytes) -> Any:
+    """As `json.loads`, of what `dumps` wrote.
+
+    Raises:
+        ValueError: it is no JSON value, or something follows.
+    """
+    given = text if isinstance(text, str) else text.decode()
+    try:
+        value, end = _SCAN(given, 0)
+    except StopIteration:
+        raise ValueError("no JSON value") from None
+    if given[end:].strip():
+        raise ValueError("something follows the JSON value")
+    return value
+
+
+def _refused(value: Any) -> Any:
+    raise TypeError(f"{type(value).__name__} is no JSON value")
+
+
+def hide() -> None:
+    """Make this process unreadable to others of its user; its children inherit that.
+
+    Raises:
+        OSError: it cannot.
+    """
+    if _LIBC.prctl(_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        raise OSError("this process cannot be hidden")
+
+
+class NurseryEnded(BaseException):
+    """A candidate ended or stopped the process that starts candidates."""
+
+
+class Nursery:
+    """The asking side of the process that forks candidates, one at a time."""
+
+    def __init__(self, control: _socket.socket, *, progress: int, nonce: str) -> None:
+        self._control = control
+        self._progress = progress
+        self._nonce = nonce
+
+    def tell(self, sign: str) -> None:
+        """Say that a candidate runs (`+`), or that none does (`-`)."""
+        os.write(self._progress, f"{self._nonce} {sign}\n".encode())
+
+    def start(self, head: Mapping[str, Any], fds: tuple[int, ...]) -> int:
+        """The new candidate's process number."""
+        rights = b"".join(number.to_bytes(4, sys.byteorder) for number in fds)
+        packed = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)]
+        try:
+            self._control.settimeout(_END_S)
+            self._control.sendmsg([dumps(head).encode()], packed)
+        except OSError:
+            raise NurseryEnded from None
+        return int(self._answer(_END_S))
+
+    def ended(self, pid: int, wall_s: float) -> tuple[int, float, bool]:
+        """Exit code and CPU seconds of a candidate, and whether it had to be killed."""
+        self._control.settimeout(max(wall_s, 1e-6))
+        late = False
+        try:
+            answer = self._control.recv(256)
+        except OSError:
+            late = True
+            with Suppressed(ProcessLookupError):
+                os.kill(pid, _signal.SIGKILL)
+            answer = self._answer(_END_S)
+        if not answer:
+            raise NurseryEnded
+        code, cpu_s = loads(answer)
+        return code, cpu_s, late and code == -_signal.SIGKILL
+
+    def _answer(self, wall_s: float) -> bytes:
+        try:
+            self._control.settimeout(wall_s)
+            answer = self._control.recv(256)
+        except OSError:
+            answer = b""
+        if not answer:
+            raise NurseryEnded
+        return answer
+
+
+# --- the nursery's own side ---------------------------------------------------------------------
+
+
+def nurse(control: _socket.socket) -> int:
+    """Fork candidates as asked, tell how each ended, and leave nothing of it; the exit code."""
+    gc.freeze()  # what all share is not copied when one of them collects
+    _LIBC.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    while True:
+        space = _socket.CMSG_SPACE(3 * 4)
+        text, rights, _, _ = control.recvmsg(_MAX_REQUEST_BYTES, space)
+        if not text:
+            return 0
+        packed = b"".join(data for _, _, data in rights)
+        fds = [int.from_bytes(packed[at : at + 4], sys.byteorder) for at in (0, 4, 8)]
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            _become(loads(text), fds)
+        for number in fds:
+            os.close(number)
+        control.send(str(pid).encode())
+        _, status, usage = os.wait4(pid, 0)
+        _end_all(pid)
+        cpu_s = usage.ru_utime + usage.ru_stime
+        control.send(dumps([os.waitstatus_to_exitcode(status), cpu_s]).encode())
+
+
+def _become(head: Mapping[str, Any], fds: Sequence[int]) -> NoReturn:
+    """Be the candidate."""
+    given, said, program = fds
+    os.setsid()
+    cpu_s = max(1, -int(-head["cpu_s"] // 1))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_OUTPUT_BYTES, MAX_OUTPUT_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if head["memory"]:
+        resource.setrlimit(resource.RLIMIT_AS, (head["memory"], head["memory"]))
+    os.chdir(head["folder"])
+    os.environ["HOME"] = head["folder"]
+    os.dup2(given, 0)
+    os.dup2(said, 1)
+    with open(program, "rb") as file:
+        text = file.read()
+    os.close(given)
+    os.close(said)
+    _LIBC.prctl(_SET_DUMPABLE, 1, 0, 0, 0)
+    argv = head["argv"]
+    if head["python"]:
+        _interpret(text.decode(), argv)
+    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
+        _signal.signal(number, _signal.SIG_DFL)
+    try:
+        os.execvp(argv[0], argv)
+    except FileNotFoundError:
+        os._exit(NOT_FOUND)
+    except OSError:
+        os._exit(NOT_EXECUTABLE)
+
+
+def _interpret(source: str, argv: list[str]) -> NoReturn:
+    """Run a program as an interpreter of its own would, but for clearing its memory away."""
+    import atexit
+    import builtins
+
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
+    sys.argv, sys.path[:0] = argv, [os.path.dirname(argv[0])]
+    main = sys.modules["__main__"] = type(sys)("__main__")
+    main.__dict__["__file__"] = argv[0]
+    code = 0
+    try:
+        exec(compile(source, argv[0], "exec"), main.__dict__)
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException:
+        code = 1
+    try:
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+    finally:
+        os._exit(code & 0xFF if sys.exc_info()[0] is None else 1)
+
+
+def _end_all(pid: int) -> None:
+    """Kill a candidate's group and everything else it left, orphans included (they became ours)."""
+    with Suppressed(ProcessLookupError):
+        os.killpg(pid, _signal.SIGKILL)
+    while children := _children():
+        for child in children:
+            with Suppressed(ProcessLookupError):
+                os.kill(child, _signal.SIGKILL)
+            with Suppressed(ChildProcessError):
+                os.waitpid(child, 0)
+
+
+def _children() -> list[int]:
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with Suppressed(OSError, ValueError, IndexError):
+            with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as status:
+                parent = status.read().rpartition(")")[2].split()[1]
+            if int(parent) == os.getpid():
+                found.append(int(name))
+    return found
