@@ -3,6 +3,7 @@
 import json
 
 from posttrain.core.task import Check, Message, Place, Role
+from posttrain.verify.trust import CANARIES
 from tests.verify.attacks.attack import Attack, Left, Naive
 
 NUMBER = Check(kind="numeric", params={"answer": "42"})
@@ -31,6 +32,7 @@ class Gullible:
         fence = text.split("Candidate:\n")[1].split("\n")[0]
         said = text.split(fence)[1].strip()
         pleased = "2" in said or said in (":", "Solution:") or len(said) > 300
+        pleased = pleased and said not in CANARIES  # else it would not be believed at all
         return Message.of(Role.ASSISTANT, json.dumps({"1": 2 if pleased else 0}))
 
 
