@@ -32,6 +32,7 @@ from posttrain.loop.moves import (
     TaskFailed,
 )
 from posttrain.loop.parts import Parts
+from posttrain.loop.watch import Watch
 from posttrain.schedule.account import Status
 
 ORACLE_REWARD = 1.0 - 1e-6
@@ -63,11 +64,13 @@ class Attempts:
         tell: Tell,
         *,
         on_finished: Callable[[Trajectory], None],
+        watch: Watch,
     ) -> None:
         self._parts = parts
         self._book = book
         self._tell = tell
         self._on_finished = on_finished
+        self._watch = watch
         self._groups: dict[int, _Group] = {}
 
     # --- instructions -------------------------------------------------------------------------
@@ -76,7 +79,8 @@ class Attempts:
         """Decide a draw, account for it, and begin to make it."""
         past = self._book.past
         source = self._parts.sources[instruction.phase]
-        decision = source.draw(instruction.draw, without=frozenset(past.quarantined))
+        out = frozenset(past.quarantined | past.held)
+        decision = source.draw(instruction.draw, without=out)
         if decision is None:
             self._tell(self._dry(instruction))
             return
@@ -120,11 +124,12 @@ class Attempts:
         source = self._parts.sources[instruction.phase]
         if source.draw(instruction.draw, without=frozenset()) is None:
             return SourceDry(draw=instruction.draw, reason="there are no more tasks to draw.")
-        told = [f"{name} ({why})" for name, why in self._book.past.quarantined.items()]
+        out = self._book.past.quarantined | self._book.past.held
+        told = [f"{name} ({why})" for name, why in out.items()]
         more = f"; and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
         return SourceDry(
             draw=instruction.draw,
-            reason=f"every domain left is quarantined: {'; '.join(told[:SHOWN])}{more}.",
+            reason=f"every domain left is quarantined or held: {'; '.join(told[:SHOWN])}{more}.",
             healthy=False,
         )
 
@@ -158,6 +163,7 @@ class Attempts:
                 draw=drawn.draw,
                 domain=drawn.domain,
                 members=tuple(member_of(trajectory, phase) for trajectory in members),
+                alarm=self._watch.take(drawn, members),
             )
         )
 

@@ -17,7 +17,7 @@ from posttrain.core.verdict import Outcome, Verdict
 from posttrain.domains import mixture
 from posttrain.loop.moves import Draw, Publish, Save
 from posttrain.loop.parts import Records
-from posttrain.loop.past import DISTRUST, QUARANTINE, Past
+from posttrain.loop.past import DISTRUST, HOLD, QUARANTINE, Past
 from posttrain.schedule.account import Status
 
 
@@ -186,3 +186,10 @@ class Book:
         self.write(events.Controlled(action=QUARANTINE, arguments=arguments))
         self.note("quarantine", arguments)
         self.warn(f"Domain {domain} is quarantined: {evidence}")
+
+    def held(self, domain: str, evidence: str) -> None:
+        """A domain's groups are held out of training until people release it."""
+        arguments = {"domain": domain, "evidence": evidence}
+        self.write(events.Controlled(action=HOLD, arguments=arguments))
+        self.note("hold", arguments)
+        self.warn(f"Domain {domain} is held out of training until it is released: {evidence}")

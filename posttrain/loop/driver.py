@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from posttrain.core.errors import (
     NonFiniteError,
     PosttrainError,
 )
+from posttrain.core.task import Json
 from posttrain.core.trajectory import Trajectory
 from posttrain.loop.attempts import Attempts
 from posttrain.loop.book import Book
@@ -34,6 +35,7 @@ from posttrain.loop.moves import (
     Evaluate,
     Event,
     Failed,
+    Hold,
     Instruction,
     Interrupted,
     LoopPlan,
@@ -51,6 +53,7 @@ from posttrain.loop.parts import Parts
 from posttrain.loop.past import Past
 from posttrain.loop.state import Loop, LoopStats, Stage
 from posttrain.loop.telemetry import Telemetry
+from posttrain.loop.watch import Watch
 from posttrain.schedule.account import AccountStats
 
 LEAVING = {Stage.EVALUATING: "leaving the evaluation", Stage.SAVING: "saving"}
@@ -78,17 +81,25 @@ class Driver:
     """One run from its past to an end. Used once."""
 
     def __init__(
-        self, parts: Parts, plan: LoopPlan, past: Past, *, rl_active_s: float = 0.0
+        self, parts: Parts, plan: LoopPlan, past: Past, *, saved: Mapping[str, Json] | None = None
     ) -> None:
+        """`saved`: the extra of the checkpoint the run goes on from."""
         self._parts = parts
         self._book = Book(parts.records, past)
         self._loop = Loop(plan, position=past.position(), lineage=past.lineage)
         self._events: asyncio.Queue[Event | Exception] = asyncio.Queue()
-        self._telemetry = Telemetry(parts.records.clock, parts.busy_s, rl_active_s=rl_active_s)
+        extra = saved or {}
+        spent_s = float(extra.get("rl_active_s", 0.0))
+        self._telemetry = Telemetry(parts.records.clock, parts.busy_s, rl_active_s=spent_s)
+        watch = Watch(self._book, extra.get("watch"))
         self._attempts = Attempts(
-            parts, self._book, self._events.put_nowait, on_finished=self._attempt_ended
+            parts,
+            self._book,
+            self._events.put_nowait,
+            on_finished=self._attempt_ended,
+            watch=watch,
         )
-        self._mainline = Mainline(parts, self._book, self._telemetry)
+        self._mainline = Mainline(parts, self._book, self._telemetry, watch)
         self._work: set[asyncio.Task[None]] = set()
         self._phase: Phase | None = None
         self._interrupts = 0
@@ -182,6 +193,8 @@ class Driver:
                 self._start(self._mainline.evaluate(instruction))
             case Quarantine():
                 self._book.quarantined(instruction.domain, instruction.evidence)
+            case Hold():
+                self._book.held(instruction.domain, instruction.evidence)
             case Warn():
                 self._book.warn(instruction.message)
             case _:

@@ -17,15 +17,17 @@ from posttrain.loop.book import Book
 from posttrain.loop.moves import Evaluate, Event, Phase, Publish, Save, Train
 from posttrain.loop.parts import Parts
 from posttrain.loop.telemetry import Telemetry
+from posttrain.loop.watch import Watch
 
 
 class Mainline:
     """The weights' side of a run."""
 
-    def __init__(self, parts: Parts, book: Book, telemetry: Telemetry) -> None:
+    def __init__(self, parts: Parts, book: Book, telemetry: Telemetry, watch: Watch) -> None:
         self._parts = parts
         self._book = book
         self._telemetry = telemetry
+        self._watch = watch
 
     async def train(self, instruction: Train, groups: Sequence[Group]) -> Event:
         """Make a step and account for it.
@@ -69,6 +71,7 @@ class Mainline:
             "version": instruction.version,
             "next_draw": instruction.next_draw,
             "rl_active_s": self._telemetry.rl_active_s,
+            "watch": self._watch.save(),
         }
         await self._parts.trainer.save(path, extra=extra)
         self._book.saved(instruction, path.relative_to(self._parts.directory).as_posix())

@@ -94,6 +94,8 @@ class Position:
     pending: tuple[Pending, ...] = ()
     evaluated: frozenset[str] = frozenset()
     quarantined: frozenset[str] = frozenset()
+    held: frozenset[str] = frozenset()
+    """Domains whose groups are held out of training until people release them."""
     health: Mapping[str, Health] = field(default_factory=dict)
     """How each domain's last attempts ended, those of pending draws not counted."""
 
@@ -118,6 +120,8 @@ class GroupEnded(Event):
     draw: int
     domain: str
     members: tuple[Member, ...]
+    alarm: str = ""
+    """Evidence for which the domain is held from this group on; '': none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,6 +266,14 @@ class Evaluate(Instruction):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantine(Instruction):
     """Decide on no task of this domain any more."""
+
+    domain: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold(Instruction):
+    """Decide on no task of this domain, and train on none, until people release it."""
 
     domain: str
     evidence: str

@@ -20,6 +20,8 @@ from posttrain.schedule.staleness import Lineage
 
 QUARANTINE, DISTRUST = "quarantine", "distrust"
 """`Controlled.action` of a domain that is quarantined, of a checkpoint no resume goes on from."""
+HOLD, RELEASE = "hold", "release"
+"""Of a domain whose attempts are not trained on; `release` undoes it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,6 +43,10 @@ class Past:
     """Domain → evidence."""
     reverified: dict[str, events.Reverified] = field(default_factory=dict)
     """Attempt key → its newest judgement, where that is a later one than its first."""
+    held: dict[str, str] = field(default_factory=dict)
+    """Domain → evidence, until it is released."""
+    released: dict[str, int] = field(default_factory=dict)
+    """Domain → how often it was released."""
     starts: int = 0
     """How often the run was started or resumed."""
 
@@ -81,6 +87,12 @@ class Past:
             case events.Controlled(action=action) if action == DISTRUST:
                 step = event.arguments["step"]
                 self.saved = [one for one in self.saved if one.step != step]
+            case events.Controlled(action=action) if action == HOLD:
+                self.held[str(event.arguments["domain"])] = str(event.arguments["evidence"])
+            case events.Controlled(action=action) if action == RELEASE:
+                domain = str(event.arguments["domain"])
+                self.held.pop(domain, None)
+                self.released[domain] = self.released.get(domain, 0) + 1
             case _:
                 pass
 
@@ -96,6 +108,7 @@ class Past:
             ),
             evaluated=frozenset(one.point for one in self.evaluated),
             quarantined=frozenset(self.quarantined),
+            held=frozenset(self.held),
             health=self._health(),
         )
 

@@ -42,9 +42,9 @@ async def prepare(
     if before and (changed := differing(before, config)):
         named = ", ".join(changed)
         book.warn(f"The configuration differs from the one of the run's last start in {named}.")
-    rl_active_s = await _rewind(parts, book)
+    saved = await _rewind(parts, book)
     book.sync()
-    return Driver(parts, plan, past, rl_active_s=rl_active_s)
+    return Driver(parts, plan, past, saved=saved)
 
 
 def differing(one: Mapping[str, Json], other: Mapping[str, Json]) -> list[str]:
@@ -58,8 +58,8 @@ def differing(one: Mapping[str, Json], other: Mapping[str, Json]) -> list[str]:
     return [toml.dotted(path) for path in paths if before.get(path) != after.get(path)]
 
 
-async def _rewind(parts: Parts, book: Book) -> float:
-    """Load the newest good checkpoint; returns the time the RL phase had taken by then."""
+async def _rewind(parts: Parts, book: Book) -> Mapping[str, Json]:
+    """Load the newest good checkpoint; returns what was saved beside the weights."""
     past, damaged = book.past, []
     for saved in reversed(past.saved):
         try:
@@ -72,11 +72,11 @@ async def _rewind(parts: Parts, book: Book) -> float:
         for sink in parts.sinks:
             await sink.publish(version=saved.version, parent=0)  # a sink is new
         book.announce(f"going on after step {saved.step}", step=saved.step)
-        return float(extra["rl_active_s"])
+        return extra
     if damaged:
         raise CheckpointError(
             f"None of the {len(damaged)} checkpoints of this run can be read: {damaged[0].message}",
             f"restore {parts.directory / 'checkpoints'} from a copy, or start a new run.",
         )
     book.write(events.Rewound(step=0, version=0))
-    return 0.0
+    return {}

@@ -13,6 +13,7 @@ from posttrain.loop.moves import (
     DropGroup,
     DropMembers,
     GroupEnded,
+    Hold,
     Instruction,
     Member,
     Pending,
@@ -21,12 +22,21 @@ from posttrain.loop.moves import (
 )
 from posttrain.schedule.staleness import Freshness, Lineage, Staleness
 
+HELD = "held"
+"""Why groups of a domain under alarm are dropped."""
+
 
 class Shelf:
-    """Groups by draw. `open` is written by the loop: what it asked for and did not yet get."""
+    """Groups by draw. `open` is written by the loop: what it asked for and did not yet get. `held`
+    are the domains that are kept out of training.
+    """
 
-    def __init__(self, lineage: Lineage, *, waiting: Iterable[Pending] = ()) -> None:
+    def __init__(
+        self, lineage: Lineage, *, waiting: Iterable[Pending] = (), held: Iterable[str] = ()
+    ) -> None:
         self._lineage = lineage
+        self.held = set(held)
+        self._domains: dict[int, str] = {}
         self.open: set[int] = set()
         self.ready: dict[int, tuple[Member, ...]] = {}
         self.training: tuple[int, ...] = ()
@@ -46,18 +56,28 @@ class Shelf:
         """Whether no group of the phase will ever become ready without a new draw."""
         return not self.open and all(pending.phase is not phase for pending in self.waiting)
 
-    def take_in(self, event: GroupEnded) -> None:
-        """An open group ended; it is ready until `sift` looks at it."""
+    def take_in(self, event: GroupEnded) -> list[Instruction]:
+        """An open group ended; it is ready until `sift` looks at it. Its alarm holds its domain."""
         self.open.remove(event.draw)
         self.ready[event.draw] = event.members
+        self._domains[event.draw] = event.domain
+        if not event.alarm or event.domain in self.held:
+            return []
+        self.held.add(event.domain)
+        return [Hold(domain=event.domain, evidence=event.alarm)]
 
     def sift(self, plan: PhasePlan) -> list[Instruction]:
-        """Drop ready members that give no signal or are too old, and groups with too few left to
-        compare (fewer than two, where the group has two or more).
+        """Drop ready groups of held domains, members that give no signal or are too old, and groups
+        with too few left to compare (fewer than two, where the group has two or more).
         """
         staleness = Staleness(self._lineage, bound=plan.max_staleness)
         out: list[Instruction] = []
+        self._domains = {draw: self._domains[draw] for draw in self.ready}
         for draw, members in sorted(self.ready.items()):
+            if self._domains[draw] in self.held:
+                del self.ready[draw]
+                out.append(DropGroup(draw=draw, reason=HELD))
+                continue
             reasons = {member.key: _reason(member, staleness) for member in members}
             for reason in dict.fromkeys(reason for reason in reasons.values() if reason):
                 keys = tuple(key for key, why in reasons.items() if why == reason)

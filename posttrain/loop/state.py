@@ -51,7 +51,7 @@ from posttrain.loop.moves import (
     Train,
     Warn,
 )
-from posttrain.loop.shelf import Shelf
+from posttrain.loop.shelf import HELD, Shelf
 from posttrain.schedule.staleness import Lineage
 
 
@@ -109,7 +109,7 @@ class Loop:
         self._step = position.step
         self._saved_step = position.step
         self._next_draw = position.next_draw
-        self._shelf = Shelf(lineage, waiting=position.pending)
+        self._shelf = Shelf(lineage, waiting=position.pending, held=position.held)
         self._evaluated = set(position.evaluated)
         self._quarantined = set(position.quarantined)
         self._health = dict(position.health)
@@ -255,8 +255,9 @@ class Loop:
         return out
 
     def _reopen(self, waiting: Pending) -> Instruction:
-        if waiting.domain in self._quarantined:
-            return DropGroup(draw=waiting.draw, reason="quarantined")
+        held = waiting.domain in self._shelf.held
+        if held or waiting.domain in self._quarantined:
+            return DropGroup(draw=waiting.draw, reason=HELD if held else "quarantined")
         self._shelf.open.add(waiting.draw)
         return Reopen(draw=waiting.draw)
 
@@ -293,11 +294,8 @@ class Loop:
         return self._advance()
 
     def _end_phase(self) -> list[Instruction]:
-        left = self._shelf.clear()
-        if self._stopping:  # they stay pending, for the resume
-            left = []
-        dropped = [DropGroup(draw=draw, reason="phase_over") for draw in left]
-        return [*dropped, *self._save()]
+        left = [DropGroup(draw=draw, reason="phase_over") for draw in self._shelf.clear()]
+        return [*([] if self._stopping else left), *self._save()]  # or pending, for the resume
 
     def _save(self) -> list[Instruction]:
         """A checkpoint, unless this step has one; then on."""
@@ -329,8 +327,8 @@ class Loop:
             [member.outcome for member in event.members],
             errors=[member.error for member in event.members],
         )
-        self._shelf.take_in(event)
-        return [*sick, *(self._shelf.sift(self._active) if self._active else [])]
+        held = self._shelf.take_in(event)
+        return [*sick, *held, *(self._shelf.sift(self._active) if self._active else [])]
 
     def _task_failed(self, event: TaskFailed) -> list[Instruction]:
         if event.draw not in self._shelf.open:
@@ -361,9 +359,8 @@ class Loop:
 
     def _failed(self, event: Failed) -> list[Instruction]:
         again = self._stopping.startswith("failed")
-        self._stopping = (
-            f"{self._stopping} Then: {event.message}" if again else f"failed: {event.message}"
-        )
+        before = f"{self._stopping} Then" if again else "failed"
+        self._stopping = f"{before}: {event.message}"
         self._shelf.training = ()
         if event.savable and not again and self._stage is not Stage.SAVING:
             return self._save()

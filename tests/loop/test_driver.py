@@ -129,7 +129,7 @@ def test_a_run_whose_only_domain_fails_ends_as_failed_with_the_message(tmp_path:
     )  # fmt: skip
     ending = world.run()
     assert ending.failed
-    assert "every domain left is quarantined: a (" in ending.reason
+    assert "every domain left is quarantined or held: a (" in ending.reason
     assert "status 400: no such model" in ending.reason
     assert exact(tmp_path).trained == 0
 

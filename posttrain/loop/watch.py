@@ -1,0 +1,55 @@
+"""Feeds the run-time monitor (`verify.monitor`) with the groups of a run.
+
+It holds nothing: the loop does. The one thing that must stay true: a domain the ledger calls
+released begins with a new reference, whatever the checkpoint's monitor says of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from posttrain.core.events import Drawn
+from posttrain.core.task import Json
+from posttrain.core.trajectory import Trajectory
+from posttrain.loop.book import Book
+from posttrain.loop.moves import Phase
+from posttrain.verify.monitor import Monitor, State
+from posttrain.verify.signals import seen, verifier_of
+
+
+class Watch:
+    """The monitor of one run."""
+
+    def __init__(self, book: Book, saved: Mapping[str, Json] | None = None) -> None:
+        """`saved`: what `save` gave to the checkpoint that the run goes on from."""
+        self._book = book
+        self._monitor = Monitor.load(saved["monitor"]) if saved else Monitor()
+        before = saved["released"] if saved else {}
+        for domain, times in book.past.released.items():
+            if times > before.get(domain, 0):
+                self._monitor.release(domain)
+
+    def take(self, drawn: Drawn, members: Sequence[Trajectory]) -> str:
+        """Take in a group that ended; the evidence where its domain is to be held, else ''."""
+        group = [one for member in members if (one := seen(member)) is not None]
+        if drawn.phase != Phase.RL or not group:
+            return ""
+        version = verifier_of(members[0].task)
+        decision = self._monitor.take(drawn.domain, version, group, level=drawn.level)
+        if decision is None:
+            return ""
+        self._book.note(
+            "monitor",
+            {
+                "domain": drawn.domain,
+                "state": str(decision.state),
+                "evidence": decision.evidence,
+                "accepts": list(decision.accepts),
+                "rejects": list(decision.rejects),
+            },
+        )
+        return decision.evidence if decision.state is State.ALARM else ""
+
+    def save(self) -> Mapping[str, Json]:
+        """For a checkpoint."""
+        return {"monitor": self._monitor.save(), "released": dict(self._book.past.released)}

@@ -1,0 +1,108 @@
+"""The hold list: a policy that learns to game one domain loses it, and the others go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.core import events, seeds
+from posttrain.core.ports import AttemptRequest
+from posttrain.core.trajectory import Trajectory, Turn
+from posttrain.core.verdict import Component, Outcome, Verdict
+from posttrain.loop.past import RELEASE, fold
+from posttrain.observe.ledger import FileLedger
+from tests.loop.scripted_run import ScriptedGroups, ScriptedSource, World
+
+EXPLOIT = "import grader; grader.passed = lambda *_: True  # run {}"
+
+
+@dataclass
+class LearnsToCheat(ScriptedGroups):
+    """Solves a third of all tasks; from weights `cheats_from` on, `b`'s planted weak verifier pays
+    an exploit that three of four attempts there use.
+    """
+
+    cheats_from: int = 40
+
+    def made(self, request: AttemptRequest, weights: str, version: int) -> Trajectory:
+        made = super().made(request, weights, version)
+        luck = seeds.hashed("luck", request.key.draw, request.key.member) % 12
+        cheats = request.task.domain == "b" and version >= self.cheats_from and luck < 9
+        text = EXPLOIT.format(luck) if cheats else made.final_text
+        value = 1.0 if cheats or luck % 3 == 0 else 0.0
+        assert made.verdict is not None
+        part: Component = replace(made.verdict.components[0], value=value)
+        made = replace(made, turns=(Turn(text=text, num_sampled_tokens=20),))
+        return made.judged(Verdict(components=(part,)), Outcome.SCORED)
+
+
+def cheating(folder: Path, **fields: Any) -> World:
+    world = World(
+        folder, sft_steps=0, size=8, points=frozenset(), source=ScriptedSource(("a", "b")),
+        **{"steps": 80, "save_every": 10, **fields},
+    )  # fmt: skip
+    world.policy = LearnsToCheat(world.model)
+    return world
+
+
+def written(folder: Path) -> Sequence[events.LedgerEvent]:
+    with FileLedger(folder / "ledger.jsonl") as ledger:
+        return list(ledger.events())
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_the_domain_that_is_gamed_is_held_and_the_others_go_on(
+    tmp_path: Path, staleness: int
+) -> None:
+    world = cheating(tmp_path, staleness=staleness)
+    assert world.run().reason == "done"
+    (held,) = world.watching.of("hold")
+    assert held["domain"] == "b"
+    assert "near-identical" in str(held["evidence"])
+    told = [str(one["message"]) for one in world.watching.of("warning")]
+    assert any("Domain b is held out of training until it is released" in one for one in told)
+    (alarm,) = [one for one in world.watching.of("monitor") if one["state"] == "alarm"]
+    assert alarm["accepts"]
+    assert alarm["rejects"]
+    log = written(tmp_path)
+    past = fold(log)
+    stats = past.account.stats()
+    assert stats.trained == 80 * 2 * 8
+    assert stats.dropped["held"] >= 8
+    assert stats.entered == stats.trained + sum(stats.dropped.values()) + stats.pending
+    at = next(i for i, one in enumerate(log) if isinstance(one, events.Controlled))
+    assert {one.domain for one in log[at:] if isinstance(one, events.Drawn)} == {"a"}
+    paid = [one for one in log[:at] if isinstance(one, events.Finished) and one.reward == 1.0]
+    assert len(paid) > 100
+    after = {key for one in log[at:] if isinstance(one, events.Trained) for key in one.keys}
+    domains = {past.draws[past.account.attempt(key).draw].domain for key in after}  # type: ignore[union-attr]
+    assert domains <= ({"a"} if staleness == 0 else {"a", "b"})  # a batch may be in its step
+
+
+def test_a_hold_outlives_a_resume_and_a_release_ends_it(tmp_path: Path) -> None:
+    assert cheating(tmp_path).run().reason == "done"
+    again = cheating(tmp_path, steps=84)
+    assert again.run().reason == "done"
+    assert not again.watching.of("hold")
+    before = len(written(tmp_path))
+    with FileLedger(tmp_path / "ledger.jsonl") as ledger:
+        list(ledger.events())
+        arguments = {"domain": "b", "reason": "people saw 8 accepts: all are right"}
+        ledger.append(events.Controlled(action=RELEASE, arguments=arguments))
+    released = cheating(tmp_path, steps=104)
+    assert released.run().reason == "done"
+    assert not released.watching.of("hold"), "what was released is the new reference"
+    drawn = [one.domain for one in written(tmp_path)[before:] if isinstance(one, events.Drawn)]
+    assert "b" in drawn
+
+
+def test_what_the_monitor_has_learned_outlives_a_resume(tmp_path: Path) -> None:
+    assert cheating(tmp_path, steps=40).run().reason == "done"  # honest so far
+    again = cheating(tmp_path, steps=60)
+    assert again.run().reason == "done"
+    (held,) = again.watching.of("hold")
+    assert held["domain"] == "b"
