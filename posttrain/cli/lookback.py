@@ -1,4 +1,4 @@
-"""`posttrain reverify`, `posttrain rollback`: judging attempts again, and taking a run back."""
+"""Looking back at a run: judging its attempts again, taking it back, releasing its domains."""
 
 from __future__ import annotations
 
@@ -144,4 +144,30 @@ def rollback(
     )
     if done.aside:
         typer.echo(f"{len(done.aside)} later checkpoints are in {done.aside[0].parent}.")
+    typer.echo(f"next:  posttrain train --resume {folder.name}")
+
+
+def release(
+    run: Run,
+    domain: Annotated[str, typer.Argument(help="A domain that is held.")],
+    reason: Annotated[str, typer.Option(help="What a look at its attempts showed.")],
+) -> None:
+    """Let a domain be trained on again that an alarm of its verifier's monitor holds; what is seen
+    from then on is the monitor's new reference.
+    """
+    from posttrain.core.events import Controlled
+    from posttrain.loop import lookback
+    from posttrain.loop.past import RELEASE
+
+    folder = runs.find(run)
+    with lookback.open_ledger(folder) as (ledger, past):
+        if domain not in past.held:
+            held = ", ".join(sorted(past.held)) or "none"
+            raise UsageError(
+                f"'{domain}' is not held{nearest(domain, past.held)} (held: {held}).",
+                f"posttrain review next {folder.name} --author NAME",
+            )
+        ledger.append(Controlled(action=RELEASE, arguments={"domain": domain, "reason": reason}))
+        ledger.sync()
+    typer.echo(f"{domain} is trained on again from the next resume on.")
     typer.echo(f"next:  posttrain train --resume {folder.name}")

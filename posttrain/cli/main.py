@@ -47,6 +47,7 @@ app.command("eval", short_help="Evaluate a run or a model on held-out tasks.")(e
 app.command("report")(report.report)
 app.command("reverify", short_help="Judge a run's attempts again.")(lookback.reverify)
 app.command("rollback", short_help="Take a run back to an earlier step.")(lookback.rollback)
+app.command("release", short_help="Train again on a held domain.")(lookback.release)
 app.add_typer(models.app, name="models")
 app.add_typer(domains.app, name="domains")
 app.add_typer(review.app, name="review")

@@ -91,7 +91,7 @@ class Driver:
         extra = saved or {}
         spent_s = float(extra.get("rl_active_s", 0.0))
         self._telemetry = Telemetry(parts.records.clock, parts.busy_s, rl_active_s=spent_s)
-        watch = Watch(self._book, extra.get("watch"))
+        watch = Watch(self._book, extra.get("watch"), hold=parts.hold_alarms)
         self._attempts = Attempts(
             parts,
             self._book,

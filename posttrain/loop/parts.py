@@ -106,5 +106,7 @@ class Parts:
     """Run the suite at a point, under a weight version, and write the result down."""
     busy_s: Callable[[], Mapping[Work, float]]
     """Seconds the compute thread was busy since it started, by kind of work."""
+    hold_alarms: bool = True
+    """Whether a domain is held out of training once its verifier's monitor raises an alarm."""
     rl_seconds: float | None = None
     """Budget of the RL phase; None: none."""

@@ -94,6 +94,9 @@ class RlSettings(Settings):
     """Tokens of one turn at most; a task's own limits apply beside it."""
     tries: int = Field(default=3, ge=1)
     """Executions of one attempt, all layers together, before an infrastructure failure is final."""
+    hold_alarms: bool = True
+    """Train no more on a domain whose rewards jump as gamed ones do, until `posttrain release`;
+    false: only warn. Very fast honest learning can look alike (docs/VERIFICATION.md)."""
 
 
 class EvalSettings(Settings):

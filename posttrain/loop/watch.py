@@ -20,9 +20,14 @@ from posttrain.verify.signals import seen, verifier_of
 class Watch:
     """The monitor of one run."""
 
-    def __init__(self, book: Book, saved: Mapping[str, Json] | None = None) -> None:
-        """`saved`: what `save` gave to the checkpoint that the run goes on from."""
+    def __init__(
+        self, book: Book, saved: Mapping[str, Json] | None = None, *, hold: bool = True
+    ) -> None:
+        """`saved`: what `save` gave to the checkpoint that the run goes on from; without `hold`
+        an alarm is a warning.
+        """
         self._book = book
+        self._hold = hold
         self._monitor = Monitor.load(saved["monitor"]) if saved else Monitor()
         before = saved["released"] if saved else {}
         for domain, times in book.past.released.items():
@@ -48,7 +53,12 @@ class Watch:
                 "rejects": list(decision.rejects),
             },
         )
-        return decision.evidence if decision.state is State.ALARM else ""
+        if decision.state is not State.ALARM:
+            return ""
+        if not self._hold:
+            told = "it is trained on all the same, as rl.hold_alarms is false"
+            self._book.warn(f"Alarm for domain {drawn.domain} ({told}): {decision.evidence}")
+        return decision.evidence if self._hold else ""
 
     def save(self) -> Mapping[str, Json]:
         """For a checkpoint."""

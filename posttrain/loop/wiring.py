@@ -192,6 +192,7 @@ class Run:
             checkpoints=self._checkpoints,
             evaluate=evaluate,
             busy_s=lambda: {Work(kind): s for kind, s in engine.stats().busy_s.items()},
+            hold_alarms=config.rl.hold_alarms,
             rl_seconds=None if minutes is None else 60.0 * minutes,
         )
 

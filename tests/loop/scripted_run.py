@@ -279,6 +279,7 @@ class World:
     failing: Mapping[str, str] = field(default_factory=dict)
     delay: Callable[[int], int] = lambda draw: 1 + draw % 3
     rl_seconds: float | None = None
+    hold_alarms: bool = True
     groups_per_step: int = 2
     size: int = 2
     config: str = "c"
@@ -328,6 +329,7 @@ class World:
             checkpoints=Checkpoints(self.directory),
             evaluate=self.evaluate,
             busy_s=lambda: dict.fromkeys(Work, 0.0),
+            hold_alarms=self.hold_alarms,
             rl_seconds=self.rl_seconds,
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from posttrain.cli import main
 from posttrain.core import events, seeds
 from posttrain.core.ports import AttemptRequest
 from posttrain.core.trajectory import Trajectory, Turn
@@ -106,3 +107,25 @@ def test_what_the_monitor_has_learned_outlives_a_resume(tmp_path: Path) -> None:
     assert again.run().reason == "done"
     (held,) = again.watching.of("hold")
     assert held["domain"] == "b"
+
+
+def test_without_holding_an_alarm_is_a_warning(tmp_path: Path) -> None:
+    world = cheating(tmp_path, hold_alarms=False)
+    assert world.run().reason == "done"
+    assert not world.watching.of("hold")
+    told = [str(one["message"]) for one in world.watching.of("warning")]
+    assert any("Alarm for domain b (it is trained on all the same" in one for one in told)
+    assert "held" not in fold(written(tmp_path)).account.stats().dropped
+
+
+def test_a_held_domain_is_released_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POSTTRAIN_RUNS", str(tmp_path))
+    assert cheating(tmp_path / "own").run().reason == "done"
+    assert main.run(["release", "own", "a", "--reason", "fine"]) == 2
+    assert "'a' is not held (held: b)" in capsys.readouterr().err
+    assert main.run(["release", "own", "b", "--reason", "all are right"]) == 0
+    assert "next:  posttrain train --resume own" in capsys.readouterr().out
+    assert fold(written(tmp_path / "own")).held == {}
+    assert main.run(["release", "own", "b", "--reason", "again"]) == 2
