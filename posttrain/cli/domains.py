@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from posttrain.cli import sources
 from posttrain.core.errors import RunError, UsageError
 
 if TYPE_CHECKING:
@@ -105,7 +106,9 @@ def check(
     fixtures: Annotated[
         Path | None, typer.Option(help="Folder of attacks that somebody caught, as JSON.")
     ] = None,
-    judge: Annotated[str, typer.Option(help="URL and model of a judge, as URL#MODEL.")] = "",
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with the judge and the sandboxes of a run.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON lines.")] = False,
 ) -> None:
     """Check domains: the oracle earns 1, attacks earn 0, nothing private is shown, tasks repeat.
@@ -115,7 +118,6 @@ def check(
 
     from posttrain.domains import catalogue
     from posttrain.evals import attackers
-    from posttrain.loop.settings import JudgeSettings
 
     wanted = ["*"] if everything else [*(names or ()), *(SAMPLE if sample else ())]
     if not wanted or (everything and (names or sample)):
@@ -125,7 +127,7 @@ def check(
     found = [entry for pattern in wanted for entry in catalogue.matching(pattern)]
     specs = [catalogue.DomainSpec(name=name) for name in dict.fromkeys(e.name for e in found)]
     caught = attackers.fixtures(fixtures) if fixtures else []
-    marker = JudgeSettings(url=judge.partition("#")[0], model=judge.partition("#")[2])
+    settings = sources.resolve(None, config, ()).value
 
     async def run() -> dict[str, Admission]:
         from posttrain.cli import examination
@@ -133,7 +135,7 @@ def check(
         refused = {}
         doing = Doing()
         async for name, report in examination.examine(
-            specs, doing, per_level=per_level, fixtures=caught, judge=marker
+            specs, doing, settings, per_level=per_level, fixtures=caught
         ):
             doing.clear()
             _tell(report, as_json=as_json)

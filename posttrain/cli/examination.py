@@ -20,7 +20,8 @@ from posttrain.evals import registry
 from posttrain.evals.admission import Admission
 from posttrain.evals.attackers import Fixture
 from posttrain.loop.examining import open_examiner
-from posttrain.loop.settings import JudgeSettings
+from posttrain.loop.settings import RunConfig
+from posttrain.loop.wiring import sandboxed_domains
 
 
 class Admissions:
@@ -40,6 +41,9 @@ class Admissions:
             OSError: the folder cannot be written.
         """
         return registry.write(self._folder / f"{fingerprint}.json", report)
+
+
+SIDE_BY_SIDE = 2
 
 
 class Watch(Protocol):
@@ -66,22 +70,25 @@ def each(specs: Sequence[DomainSpec]) -> list[DomainSpec]:
 async def examine(
     specs: Sequence[DomainSpec],
     watch: Watch,
+    config: RunConfig,
     *,
     per_level: int,
-    side_by_side: int = 2,
     known: bool = False,
     fixtures: Sequence[Fixture] = (),
-    judge: JudgeSettings | None = None,
 ) -> AsyncIterator[tuple[str, Admission]]:
-    """Name of each choice, as it was made, and the report on it, as they are done. `known`: a kept
-    report on the same tasks and the same judging code is good enough.
+    """Name of each choice, as it was made, and the report on it, as they are done; judge, sandboxes
+    and limits are those of the configuration. `known`: before a run, for which a kept report on the
+    same tasks and the same judging code is good enough.
+
+    Raises:
+        UsageError, DomainError, IsolationError: before a run, what would end it at its beginning.
     """
     kept = Admissions(runs.root() / "admissions")
-    async with open_examiner(judge or JudgeSettings(), processes=side_by_side) as (
-        supply,
-        examiner,
-    ):
-        room = asyncio.Semaphore(side_by_side)
+    async with open_examiner(config, processes=SIDE_BY_SIDE) as (supply, examiner, source):
+        room = asyncio.Semaphore(SIDE_BY_SIDE)
+        if known:
+            keys = [key for spec in specs for key in await supply.keys([spec])]
+            await sandboxed_domains(keys, supply, source)
 
         async def report(spec: DomainSpec) -> Admission:
             keys = await supply.keys([spec])
@@ -89,8 +96,9 @@ async def examine(
             if known and (found := kept.get(fingerprint)) is not None:
                 return found
             made = await examiner.examine(keys, per_level=per_level, fixtures=fixtures)
-            with contextlib.suppress(OSError):  # it is made again next time
-                kept.put(fingerprint, made)
+            if not made.failed:
+                with contextlib.suppress(OSError):  # it is made again next time
+                    kept.put(fingerprint, made)
             return made
 
         async def one(spec: DomainSpec) -> tuple[str, Admission]:

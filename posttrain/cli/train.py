@@ -103,9 +103,9 @@ def _admit(config: RunConfig, *, force: bool) -> list[str]:
         async for name, report in examination.examine(
             examination.each(config.domains.train),
             doing,
+            config,
             per_level=ADMITTED_PER_LEVEL,
             known=True,
-            judge=config.judge,
         ):
             if not report.admitted:
                 found[name] = report.reasons[0]

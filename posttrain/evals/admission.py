@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from posttrain import verify
+from posttrain import domains, evals, verify
 from posttrain.core import codec, seeds
 from posttrain.core.errors import DomainError
 from posttrain.core.ports import AttemptRequest, Clock, Verifier
@@ -47,6 +47,8 @@ from posttrain.verify import answers
 ORACLE = "oracle"
 FIRST_LOOK = 64
 """Tasks of a domain among which a small question space shows by a repeated content."""
+MAX_LOOK_S = 15.0
+"""Time that such a look may take."""
 MAX_TOLD = 5
 """Cases that a report names of each kind of failure."""
 REPEATS = 2
@@ -120,6 +122,11 @@ class Admission:
         return tuple(found)
 
     @property
+    def failed(self) -> bool:
+        """Whether the examination itself failed somewhere, so that another may end otherwise."""
+        return bool(self.error) or any(probe.errors for probe in self.probes)
+
+    @property
     def admitted(self) -> bool:
         """Whether it may be trained on."""
         return not self.reasons
@@ -176,6 +183,7 @@ class Examiner:
             tasks += made
             oracles += await self._supply.oracles(key, made)
         made_s = self._clock.now_s()
+        make_s = (made_s - started_s) / max(1, len(tasks))
         rounds = [await self._probe(ORACLE, tasks, oracles, deserved=1.0) for _ in range(REPEATS)]
         judged_s = self._clock.now_s()
         probes = [_worst(rounds), *await self._undeserving(tasks, oracles)]
@@ -196,8 +204,8 @@ class Examiner:
                 len(set(earned)) > 1 for earned in zip(*(r.earned for r in rounds), strict=True)
             ),
             constant=_constant(tasks, oracles),
-            remarks=await self._shortage(keys, seed, sandboxed=tasks[0].environment is not None),
-            make_s=(made_s - started_s) / max(1, len(tasks)),
+            remarks=await self._remarks(keys, tasks, seed, make_s=make_s),
+            make_s=make_s,
             judge_s=(judged_s - made_s) / max(1, REPEATS * len(tasks)),
             peak_bytes=await self._supply.peak_bytes(keys[0]),
         )
@@ -292,6 +300,14 @@ class Examiner:
                 found.append(f"{one[0].id} differs between two processes")
         return tuple(dict.fromkeys(found))[:MAX_TOLD]
 
+    async def _remarks(
+        self, keys: Sequence[Key], tasks: Sequence[Task], seed: int, *, make_s: float
+    ) -> tuple[str, ...]:
+        """What its results will suffer from; tasks that are slow to make are not counted."""
+        if make_s * FIRST_LOOK > MAX_LOOK_S:
+            return (f"a task takes {make_s:.1f} s to make; how many there are was not counted",)
+        return await self._shortage(keys, seed, sandboxed=tasks[0].environment is not None)
+
     async def _shortage(
         self, keys: Sequence[Key], seed: int, *, sandboxed: bool
     ) -> tuple[str, ...]:
@@ -338,9 +354,9 @@ def _as_text(task: Task) -> str:
 
 @functools.cache
 def _judging_code() -> str:
-    """Hash of the code that judges and of this examination."""
-    folders = (Path(verify.__file__).parent, Path(__file__).parent)
-    files = sorted(path for folder in folders for path in folder.glob("*.py"))
+    """Hash of the code that judges, scorers of domains included, and of this examination."""
+    folders = [Path(str(part.__file__)).parent for part in (domains, evals, verify)]
+    files = sorted(path for folder in folders for path in folder.rglob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 

@@ -31,6 +31,7 @@ from posttrain.observe.cost import Cost, TimeSplit
 from posttrain.observe.journal import read_notes
 from posttrain.observe.ledger import read_events
 from posttrain.schedule import account
+from posttrain.schedule.staleness import Lineage
 
 MAX_PAIRS = 8
 """Tasks whose attempts are shown before and after, spread over the domains."""
@@ -126,10 +127,12 @@ def load(folder: Path) -> ReportData:
     config_file = folder / "config.toml"
     config_text = config_file.read_text(encoding="utf-8") if config_file.exists() else ""
     config = tomllib.loads(config_text)
-    totals = account_of(read_events(ledger)) if ledger.exists() else Account()
-    watched = _watched(notes.get("eval", ()), totals)
+    history = list(read_events(ledger)) if ledger.exists() else []
+    totals = account_of(history)
+    evaluations = surviving(notes.get("eval", ()), history)
+    watched = _watched(evaluations, totals)
     steps = summary.steps_of(notes.get("step", ()))
-    outcomes = summary.outcomes_of(notes.get("eval", ()), watch=watched)
+    outcomes = summary.outcomes_of(evaluations, watch=watched)
     return ReportData(
         run=config.get("run", {}).get("name") or folder.name,
         config_text=config_text,
@@ -149,6 +152,20 @@ def _other(point: str) -> str:
     name = summary.POINT_NAMES[point]
     how = "was made on other tasks, or under other checks, than the newest one"
     return f"The evaluation '{name}' {how}, and is compared with nothing."
+
+
+def surviving(evaluations: Iterable[Note], ledger: Iterable[events.LedgerEvent]) -> list[Note]:
+    """The evaluations of weights that no resume or rollback left behind."""
+    lineage = Lineage()
+    for event in ledger:
+        match event:
+            case events.Published():
+                lineage.publish(event.version, parent=event.parent)
+            case events.Rewound():
+                lineage.rewind(event.version)
+            case _:
+                pass
+    return [note for note in evaluations if lineage.age(note.data.get("version", 0)) is not None]
 
 
 def account_of(ledger: Iterable[events.LedgerEvent]) -> Account:

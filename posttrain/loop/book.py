@@ -149,7 +149,7 @@ class Book:
             key=key.hex,
             outcome=str(outcome),
             reward=verdict.reward,
-            verifier=" ".join(sorted({part.verifier for part in verdict.components})),
+            verifier=" ".join(sorted({part.verifier_version for part in verdict.components})),
             place=self._records.journal.write(note),
         )
         self.write(event)

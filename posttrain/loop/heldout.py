@@ -71,7 +71,8 @@ class HeldOut:
             slot=SLOT,
             on_finished=functools.partial(self._ended_one, self._suite),
         )
-        self._note("eval", metrics.note_data(evaluation, point, watch=self._watch))
+        told = metrics.note_data(evaluation, point, watch=self._watch)
+        self._note("eval", {**told, "version": version})
         return evaluation
 
     async def _build(self) -> Suite:

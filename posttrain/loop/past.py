@@ -104,7 +104,7 @@ class Past:
             pending=tuple(
                 Pending(draw=draw.draw, phase=Phase(draw.phase), domain=draw.domain)
                 for draw in self.draws.values()
-                if not self._is_settled(draw)
+                if not self.is_settled(draw.draw)
             ),
             evaluated=frozenset(one.point for one in self.evaluated),
             quarantined=frozenset(self.quarantined),
@@ -116,6 +116,11 @@ class Past:
         """Where each attempt of a draw stands; None: it never entered."""
         attempts = {key: self.account.attempt(key.hex) for key in self._keys(self.draws[draw])}
         return {key: a.status if a is not None else None for key, a in attempts.items()}
+
+    def is_settled(self, draw: int) -> bool:
+        """Whether each attempt of a draw was trained or dropped."""
+        settled = (Status.TRAINED, Status.DROPPED)
+        return all(status in settled for status in self.statuses(draw).values())
 
     def _train(self, event: events.Trained) -> None:
         """A phase that goes on after its evaluation will end at other weights."""
@@ -129,15 +134,11 @@ class Past:
     def _health(self) -> dict[str, Health]:
         """What is pending ends once more when its draw is opened again, and counts then."""
         found: dict[str, Health] = {}
-        for draw in filter(self._is_settled, self.draws.values()):
+        for draw in (one for one in self.draws.values() if self.is_settled(one.draw)):
             known = map(self.account.attempt, (key.hex for key in self._keys(draw)))
             ends = [end for one in known if one and (end := _end(one))]
             found.setdefault(draw.domain, Health()).record(ends)
         return found
-
-    def _is_settled(self, draw: events.Drawn) -> bool:
-        settled = (Status.TRAINED, Status.DROPPED)
-        return all(status in settled for status in self.statuses(draw.draw).values())
 
 
 def _end(attempt: Attempt) -> Outcome | None:

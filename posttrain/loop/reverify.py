@@ -21,12 +21,11 @@ from posttrain.core.ports import Verifier
 from posttrain.core.task import Environment, Place, Task
 from posttrain.core.trajectory import AttemptKey, Trajectory
 from posttrain.core.verdict import Component, Outcome, Verdict
+from posttrain.evals.metrics import PASS_REWARD
 from posttrain.loop.book import Book
 from posttrain.loop.parts import Tasks
 from posttrain.rollout.group import WORKSPACE
 
-PAID_REWARD = 1.0 - 1e-6
-"""What counts as a pass, as in evaluations."""
 AT_ONCE = 8
 
 Restore = Callable[[str, Environment], AbstractAsyncContextManager[Sealed]]
@@ -50,7 +49,7 @@ def standing(reward: float | None) -> Standing:
     """
     if reward is None:
         return Standing.NONE
-    return Standing.PASS if reward >= PAID_REWARD else Standing.FAIL
+    return Standing.PASS if reward >= PASS_REWARD else Standing.FAIL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,8 @@ class Watch:
         self._book = book
         self._hold = hold
         self._monitor = Monitor.load(saved["monitor"]) if saved else Monitor()
+        self._counted = set[int](saved["counted"] if saved else ())
+        """Draws whose group was taken in and is not settled: a resume ends some of them again."""
         before = saved["released"] if saved else {}
         for domain, times in book.past.released.items():
             if times > before.get(domain, 0):
@@ -37,8 +39,9 @@ class Watch:
     def take(self, drawn: Drawn, members: Sequence[Trajectory]) -> str:
         """Take in a group that ended; the evidence where its domain is to be held, else ''."""
         group = [one for member in members if (one := seen(member)) is not None]
-        if drawn.phase != Phase.RL or not group:
+        if drawn.phase != Phase.RL or not group or drawn.draw in self._counted:
             return ""
+        self._counted.add(drawn.draw)
         version = verifier_of(members[0].task)
         decision = self._monitor.take(drawn.domain, version, group, level=drawn.level)
         if decision is None:
@@ -62,4 +65,10 @@ class Watch:
 
     def save(self) -> Mapping[str, Json]:
         """For a checkpoint."""
-        return {"monitor": self._monitor.save(), "released": dict(self._book.past.released)}
+        past = self._book.past
+        self._counted = {draw for draw in self._counted if not past.is_settled(draw)}
+        return {
+            "monitor": self._monitor.save(),
+            "released": dict(past.released),
+            "counted": sorted(self._counted),
+        }

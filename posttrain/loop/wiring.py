@@ -278,7 +278,7 @@ async def _world(
         root_seed=config.run.seed,
         max_context_tokens=model.decoder.shape.max_context,
     )
-    sandboxed = await _sandboxed([*train_keys, *watch_keys], supply, source)
+    sandboxed = await sandboxed_domains([*train_keys, *watch_keys], supply, source)
     chat = await open_judge(stack, config.judge, clock)
     verifier = Stack(Tools(clock=clock, workers=scorers, sandboxes=sandboxes, chat=chat))
     executors = executors_over(model.renderer, clock, sandboxes)
@@ -348,7 +348,7 @@ def _refuse_overlap(train: Sequence[Key], watch: Sequence[Key], anchor: Sequence
             where[domain] = section
 
 
-async def _sandboxed(keys: Sequence[Key], supply: Supply, source: Source) -> frozenset[str]:
+async def sandboxed_domains(keys: Sequence[Key], supply: Supply, source: Source) -> frozenset[str]:
     """The domains whose tasks run in a sandbox; that one can be made here is tried before any
     work. A domain that cannot make a task is left to the loop, which quarantines it.
 

@@ -20,7 +20,6 @@ from posttrain.verify.layers import Finding
 
 MAX_MARK = 2
 LEAST_AGREEMENT = 0.75
-BOILERPLATE = "As an AI language model, I am happy to help."
 JUDGE, SAID = "judge", "said"
 """Evidence: who judged, and the value it gave, counted or not."""
 MAX_REPLY_TOKENS = 256
@@ -66,30 +65,24 @@ async def judge(check: Check, subject: Subject, tools: Tools) -> Finding:
         by_criterion = {str(rubric[index]): mark for index, mark in zip(order, marks, strict=True)}
         return sum(marks) / (MAX_MARK * len(marks)), {"marks": by_criterion}
 
-    name = seeds.hex_key("judge", *map(str, rubric), str(check.params.get("reference") or ""))[:12]
-    return await believed(f"judge {name}", marked, check, subject, tools)
+    return await believed(f"judge of {subject.task.domain}", marked, check, subject, tools)
 
 
 async def believed(
     name: str, marked: Marked, check: Check, subject: Subject, tools: Tools
 ) -> Finding:
     """What a judge or a reward model gives a reply, as far as it is to be believed: canaries come
-    first, and it abstains where it is seldom of one mind with programs. A reply of which it makes
-    no mark, though it does of another, gets 0: no policy may choose to go without a verdict.
+    first, and it abstains where it is seldom of one mind with programs.
 
     Raises:
-        VerifierError: it paid a canary, or gives no marks at all.
+        VerifierError: it paid a canary, or gave no mark.
     """
     for canary in tools.trust.canaries_due(name):
         value, _ = await marked(canary)
         if not tools.trust.tried(name, canary, value):
             raise VerifierError(f"{name} gave {value:g} to a reply that deserves 0: {canary!r}.")
     tools.trust.judged(name)
-    try:
-        value, evidence = await marked(subject.reply)
-    except VerifierError as error:
-        await marked(BOILERPLATE)  # it works: what it was given is the cause
-        return Finding(value=0.0, evidence={"refused": f"it brought no mark: {error.message}"})
+    value, evidence = await marked(subject.reply)
     least = float(check.params.get("agreement", LEAST_AGREEMENT))
     doubt = tools.trust.disagrees(name, subject.task.domain, least)
     told = {**evidence, JUDGE: name, SAID: value} | ({"abstains": doubt} if doubt else {})

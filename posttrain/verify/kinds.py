@@ -197,8 +197,8 @@ async def reasoning_gym(check: Check, subject: Subject, tools: Tools) -> Finding
 
     Params: `dataset` (name), `entry` (as generated), `where`, `timeout_s`. The answer is the first
     line, or the whole reply where the generator's own answer has several lines. An answer at which
-    the scorer hangs or dies, though not at the generator's own, pays 0: no policy may choose to go
-    without a verdict.
+    the scorer hangs or dies twice, the second time with twice the time, and in between not at the
+    generator's own, pays 0: no policy may choose to go without a verdict, no busy machine decides.
     """
     allowed(check, "dataset", "entry", "where", "timeout_s")
     entry = check.params.get("entry")
@@ -211,19 +211,20 @@ async def reasoning_gym(check: Check, subject: Subject, tools: Tools) -> Finding
     if tools.workers is None:
         raise VerifierError("a scorer wants workers, but this stack was built without.")
 
-    async def scored(text: str) -> Json:
-        dataset, limit_s = text_of(check, "dataset"), seconds_of(check)
-        assert tools.workers is not None, "asked for above"
-        return await tools.workers.call(
-            REASONING_GYM_SCORER, dataset, entry, text, timeout_s=limit_s
-        )
+    workers, dataset, limit_s = tools.workers, text_of(check, "dataset"), seconds_of(check)
+
+    async def scored(text: str, limit_s: float) -> Json:
+        return await workers.call(REASONING_GYM_SCORER, dataset, entry, text, timeout_s=limit_s)
 
     try:
-        score = await scored(given.text)
-    except WorkerError as error:
-        await scored(gold)
-        told = {"answer": given.text, "refused": f"no score came of it: {error.message}"}
-        return Finding(value=0.0, evidence=told)
+        score = await scored(given.text, limit_s)
+    except WorkerError:
+        await scored(gold, limit_s)
+        try:
+            score = await scored(given.text, 2 * limit_s)
+        except WorkerError as error:
+            told = {"answer": given.text, "refused": f"no score came of it: {error.message}"}
+            return Finding(value=0.0, evidence=told)
     return Finding(value=paid(score), evidence={"answer": given.text, "score": score})
 
 

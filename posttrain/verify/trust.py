@@ -6,7 +6,7 @@ nothing is believed again only once it has refused that very reply.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
 
 CANARIES = (
@@ -51,12 +51,10 @@ class _Judge:
 
 @dataclass(slots=True)
 class Trust:
-    """What is known of every judge, by the name of judge and rubric."""
+    """What is known of every judge, by its name."""
 
     _judges: dict[str, _Judge] = field(default_factory=dict)
     _agreed: dict[tuple[str, str], deque[bool]] = field(default_factory=dict)
-    fooled: Counter[str] = field(default_factory=Counter)
-    """Canary → how often it was paid."""
 
     def canaries_due(self, judge: str) -> tuple[str, ...]:
         """The replies to try on a judge before its next verdict counts: all of them at first, then
@@ -77,7 +75,6 @@ class Trust:
         known.next_canary += 1
         if value > 0.0:
             known.fooled_by = canary
-            self.fooled[canary] += 1
             return False
         if known.fooled_by == canary:
             known.fooled_by = None

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from posttrain.cli import main
+from posttrain.core.errors import IsolationError
 from posttrain.observe.journal import read_notes
+from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
 
 WEAK = """
 [[tasks]]
@@ -83,3 +85,30 @@ def test_a_sound_domain_is_examined_once(tmp_path: Path, posttrain: Callable[...
     assert len(list((tmp_path / "runs/admissions").glob("*.json"))) == 2, (
         "other checks, other report"
     )
+
+
+def test_a_machine_without_sandboxes_is_told_as_such_and_not_as_an_unsound_domain(
+    tmp_path: Path, posttrain: Callable[..., tuple], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def none(self: object) -> None:
+        raise IsolationError("no user namespaces here.", "posttrain doctor tells more")
+
+    monkeypatch.setattr(BubblewrapSandboxes, "capabilities", none)
+    chosen = [*SMALL[:-1], 'domains.train=[{name="terminal.permissions"}]', 
+              "sandbox.driver=bubblewrap"]  # fmt: skip
+    words = [word for each in chosen for word in ("--set", each)]
+    code, _, said = posttrain("train", "--preset", "smoke", "--run", "own", *words)
+    assert (code, "error: no user namespaces here." in said) == (3, True), said
+    assert not (tmp_path / "runs/own").exists()
+
+
+def test_a_report_of_an_examination_that_failed_is_not_kept(
+    tmp_path: Path, posttrain: Callable[..., tuple]
+) -> None:
+    lay("judge", 'rubric = ["It is right."]')
+    text = Path("own.toml").read_text().replace('"judge", ', '"judge", place = "judge", ')
+    exact = 'checks = [{ kind = "not_longer", params = { max_chars = 9 } }, {'
+    Path("own.toml").write_text(text.replace("checks = [{", exact))
+    code, told, _ = posttrain("domains", "check", "own.toml", "--per-level", "1")
+    assert (code, "was built without" in told) == (1, True), told
+    assert not list((tmp_path / "runs").rglob("admissions/*.json"))

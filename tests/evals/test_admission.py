@@ -94,8 +94,10 @@ async def nowhere(task, lines):
     return ()
 
 
-def examine(source, *, other=None, play=None, levels=(0, 1), search=nowhere, fixtures=()):
-    clock = ManualClock()
+def examine(
+    source, *, other=None, play=None, levels=(0, 1), search=nowhere, fixtures=(), clock=None
+):
+    clock = clock or ManualClock()
     stack = Stack(Tools(clock=clock), kinds=KINDS)
     other = other or Source(source.kind, executor=source.executor, gold=source.gold)
     examiner = Examiner(source, other, stack, clock, play=play, search=search)
@@ -320,3 +322,19 @@ def test_the_fingerprint_follows_the_tasks_and_the_code_that_judges(monkeypatch)
     assert fingerprint(Source("numeric")) != first
     monkeypatch.setattr(admission, "_judging_code", lambda: "changed")
     assert fingerprint(Source()) != first
+
+
+def test_tasks_that_are_slow_to_make_are_not_counted():
+    clock = ManualClock()
+
+    class Slow(Small):
+        async def drawn(self, key, *, root_seed, numbers):
+            clock.advance(0.5 * len(numbers))
+            return await super().drawn(key, root_seed=root_seed, numbers=numbers)
+
+        async def pool(self, *_, **__):
+            pytest.fail("nothing is counted")
+
+    report = examine(Slow(), other=Small(), clock=clock)
+    assert report.admitted, report.reasons
+    assert report.remarks == ("a task takes 0.5 s to make; how many there are was not counted",)

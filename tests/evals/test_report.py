@@ -212,3 +212,15 @@ def test_nothing_scrolls_sideways_on_a_screen(folder: Path, tmp_path: Path, widt
                f"--window-size={width},900", "--dump-dom", page.as_uri()]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     assert '<pre id="found">all fits</pre>' in done.stdout, done.stdout[-2000:]
+
+
+def test_evaluations_of_weights_that_were_left_behind_are_left_out() -> None:
+    notes = [Note(kind="eval", data={"point": p, "version": v}) for p, v in
+             (("base", 0), ("sft", 2), ("rl", 3))]  # fmt: skip
+    ledger = [events.Published(version=v, parent=v - 1, step=v) for v in (1, 2, 3)]
+    assert report.surviving(notes, ledger) == notes
+    back = [*ledger, events.Rewound(step=2, version=2)]
+    assert report.surviving(notes, back) == notes[:2]
+    again = [*back, events.Published(version=4, parent=2, step=3)]
+    later = Note(kind="eval", data={"point": "rl", "version": 4})
+    assert report.surviving([*notes, later], again) == [*notes[:2], later]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,12 +12,18 @@ import pytest
 
 from posttrain.cli import main
 from posttrain.core import events, seeds
+from posttrain.core.clock import ManualClock
 from posttrain.core.ports import AttemptRequest
-from posttrain.core.trajectory import Trajectory, Turn
+from posttrain.core.task import Description, Place, Task
+from posttrain.core.trajectory import AttemptKey, Trajectory, Turn
 from posttrain.core.verdict import Component, Outcome, Verdict
-from posttrain.loop.past import RELEASE, fold
+from posttrain.loop.book import Book
+from posttrain.loop.parts import Records
+from posttrain.loop.past import RELEASE, Past, fold
+from posttrain.loop.watch import Watch
+from posttrain.observe.journal import FileJournal
 from posttrain.observe.ledger import FileLedger
-from tests.loop.scripted_run import ScriptedGroups, ScriptedSource, World
+from tests.loop.scripted_run import RUN, ScriptedGroups, ScriptedSource, Watching, World
 
 EXPLOIT = "import grader; grader.passed = lambda *_: True  # run {}"
 
@@ -129,3 +136,35 @@ def test_a_held_domain_is_released_by_name(
     assert "next:  posttrain train --resume own" in capsys.readouterr().out
     assert fold(written(tmp_path / "own")).held == {}
     assert main.run(["release", "own", "b", "--reason", "again"]) == 2
+
+
+def test_a_group_that_a_resume_ends_again_is_counted_once(tmp_path: Path) -> None:
+    """It was finished, and pending, when the checkpoint was written."""
+    with FileLedger(tmp_path / "ledger.jsonl") as ledger:
+        journal = FileJournal(tmp_path / "journal")
+        records = Records(ledger=ledger, journal=journal, recorder=Watching(), clock=ManualClock())
+        book = Book(records, Past(run=RUN))
+        book.write(events.Drawn(draw=0, domain="a", level=0, seed=0, size=2, phase="rl"))
+        members = [judged(member) for member in range(2)]
+        for member in members:
+            book.entered(member.key)
+            book.finished(member)
+        drawn = book.past.draws[0]
+        watch = Watch(book)
+        watch.take(drawn, members)
+        saved = json.loads(json.dumps(watch.save()))
+        assert saved["counted"] == [0]
+        again = Watch(book, saved)
+        again.take(drawn, members)
+        assert again.save() == saved
+        book.dropped([member.key.hex for member in members], "stale")
+        assert again.save()["counted"] == []
+        journal.close()
+
+
+def judged(member: int) -> Trajectory:
+    key = AttemptKey(run=RUN, draw=0, member=member)
+    task = Task(domain="a", level=0, seed=0, description=Description(objective="o"))
+    part = Component(name="exact", place=Place.DETERMINISTIC, value=float(member))
+    made = Trajectory(key=key, task=task, turns=(Turn(text=str(member), num_sampled_tokens=1),))
+    return made.judged(Verdict(components=(part,)), Outcome.SCORED)

@@ -39,7 +39,7 @@ class Judge:
 
     async def reply(self, messages, *, max_tokens):
         shown = candidate(messages)
-        if shown in CANARIES or shown.startswith("As an AI"):
+        if shown in CANARIES:
             self.canaries += 1
             return Message.of(Role.ASSISTANT, FULL if shown in self.fooled_by else NONE)
         self.seen.append(messages)
@@ -56,7 +56,7 @@ class Scores:
         self.rule = rule
 
     async def score(self, task, reply):
-        return 0.0 if reply in CANARIES or reply.startswith("As an AI") else self.rule(reply)
+        return 0.0 if reply in CANARIES else self.rule(reply)
 
 
 class Bench:
@@ -99,19 +99,9 @@ MALFORMED = (
 
 
 @pytest.mark.parametrize("reply", MALFORMED)
-def test_a_judge_that_answers_nothing_but_other_things_gives_no_reward(reply, bench):
-    class Broken(Judge):
-        async def reply(self, messages, *, max_tokens):
-            return Message.of(Role.ASSISTANT, reply)
-
-    assert bench(chat=Broken(reply)).verify("two", RIGHT, RUBRIC).reward is None
-
-
-@pytest.mark.parametrize("reply", MALFORMED)
-def test_a_reply_that_leaves_a_working_judge_without_marks_gets_nothing(reply, bench):
-    verdict = bench(chat=Judge(reply)).verify("two", RIGHT, RUBRIC)
-    assert verdict.components[1].value == 0.0
-    assert "it brought no mark" in verdict.components[1].evidence["refused"]
+def test_a_judge_that_does_not_answer_with_marks_gives_none(reply, bench):
+    """Neither paid nor failed: its own failure may not become a reward, 0 included."""
+    assert bench(chat=Judge(reply)).verify("two", RIGHT, RUBRIC).reward is None
 
 
 def test_an_empty_reply_is_not_shown_to_the_judge(bench):
@@ -121,6 +111,15 @@ def test_an_empty_reply_is_not_shown_to_the_judge(bench):
 
 
 # --- canaries -----------------------------------------------------------------------------------
+
+
+def test_tasks_with_rubrics_and_references_of_their_own_share_their_domains_canaries(bench):
+    chat = Judge(FULL)
+    asked = bench(chat=chat)
+    for number in range(5):
+        params = {**RUBRIC.params, "reference": f"as in {number}"}
+        asked.verify("two", RIGHT, Check(kind="judge", place=Place.JUDGE, params=params))
+    assert chat.canaries == len(CANARIES)
 
 
 def test_canaries_come_first_and_then_once_a_batch(bench):
@@ -157,7 +156,6 @@ def test_a_judge_that_turns_is_found_out_within_a_round_of_canaries():
             break
     assert verdicts <= BATCH * len(CANARIES)
     assert trust.canaries_due("j") == ("Solution",)
-    assert trust.fooled == {"Solution": 1}
 
 
 # --- agreement with programs --------------------------------------------------------------------

@@ -115,6 +115,16 @@ def test_an_answer_at_which_the_scorer_hangs_pays_0_unless_it_hangs_at_the_right
     finding = asyncio.run(kinds.reasoning_gym(check, subject, tools))
     assert finding.value == 0.0
     assert "ran past its time limit" in finding.evidence["refused"]
+
+    class Busy(Hanging):
+        async def call(self, function, *arguments, timeout_s):
+            if timeout_s <= 10.0:
+                return await super().call(function, *arguments, timeout_s=timeout_s)
+            return 1.0
+
+    tools = Tools(clock=clock, workers=Busy({"1e999999999"}))
+    finding = asyncio.run(kinds.reasoning_gym(check, subject, tools))
+    assert finding.value == 1.0, "with twice the time it ended"
     tools = Tools(clock=clock, workers=Hanging({"1e999999999", "1"}))
     with pytest.raises(WorkerError):
         asyncio.run(kinds.reasoning_gym(check, subject, tools))

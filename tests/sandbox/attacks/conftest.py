@@ -214,14 +214,24 @@ def grown_since(sizes: dict[str, int]) -> dict[str, int]:
 
 
 def held_bytes() -> dict[str, int]:
-    """Memory of holders and of their groups, sandboxes included."""
+    """Memory of holders and of their groups, sandboxes included; the kernel's copies of files on
+    the machine's own disks are left out: who reads one first has it counted, and may leave it.
+    """
     found = {}
     for holder in holders():
         for line in Path(f"/proc/{holder}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 found[f"holder {holder}"] = int(line.split()[1]) << 10
     for group in groups_of(children()):
-        for name in ("memory.usage_in_bytes", "memory.current"):
+        for name, cache, shared in (
+            ("memory.usage_in_bytes", "total_cache", "total_shmem"),
+            ("memory.current", "file", "shmem"),
+        ):
             with contextlib.suppress(OSError):
-                found[f"group {group}"] = int(Path(group, name).read_text())
+                used, text = (
+                    int(Path(group, name).read_text()),
+                    Path(group, "memory.stat").read_text(),
+                )
+                stat = {key: int(value) for key, value in map(str.split, text.splitlines())}
+                found[f"group {group}"] = used - stat[cache] + stat[shared]
     return found
