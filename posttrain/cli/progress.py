@@ -73,8 +73,8 @@ class Watch:
             case "step":
                 self._take_step(data)
             case "eval":
-                point = str(data.get("point", ""))
-                self.message = f"evaluated ({point})"
+                point, _, step = str(data.get("point", "")).partition("@")
+                self.message = f"evaluated ({point}{f' step {step}' if step else ''})"
                 for name, told in (data.get("domains") or {}).items():
                     passed = [r["passed"] for r in told["results"] if r["passed"] is not None]
                     if passed:

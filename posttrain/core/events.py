@@ -149,7 +149,9 @@ class Rewound(LedgerEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated(LedgerEvent):
-    """The suite was run at a named point of the run (`base`, `sft`, `rl`), after `step`."""
+    """The suite was run at a point of the run (`base`, `sft`, `rl`, or within RL `rl@STEP`), after
+    `step`.
+    """
 
     kind: ClassVar[str] = "evaluated"
     point: str

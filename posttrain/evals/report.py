@@ -25,7 +25,7 @@ from posttrain.core.events import Note
 from posttrain.core.trajectory import Trajectory
 from posttrain.evals import plots, report_text, summary
 from posttrain.evals.plots import Band, Chart, Sample
-from posttrain.evals.summary import Outcomes, Step
+from posttrain.evals.summary import Outcomes, Reading, Step
 from posttrain.observe.blobs import write_whole
 from posttrain.observe.cost import Cost, TimeSplit
 from posttrain.observe.journal import read_notes
@@ -307,6 +307,7 @@ def render(data: ReportData) -> str:
         directions=summary.DIRECTION_NAMES,
         overall=_overall(data.steps),
         by_domain=_by_domain(data.steps),
+        heldout=_heldout(data.outcomes.course, data.steps),
         made=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
     )
 
@@ -352,6 +353,16 @@ def _by_domain(steps: Sequence[Step]) -> list[Chart]:
             if name in s.rewards
         ]
         charts.append(plots.chart(name, samples, bands=bands, span=(0.0, 1.0)))
+    return charts
+
+
+def _heldout(course: Sequence[Reading], steps: Sequence[Step]) -> list[Chart]:
+    """Pass rate of each domain on its held-out tasks, one evaluation after the other."""
+    names = dict.fromkeys(name for reading in course for name in reading.rates)
+    charts = []
+    for name in names if len(course) > 1 else ():
+        samples = [Sample(x=r.step, value=r.rates[name]) for r in course if name in r.rates]
+        charts.append(plots.chart(name, samples, bands=_bands(steps), span=(0.0, 1.0), window=0.0))
     return charts
 
 

@@ -56,6 +56,17 @@ class Step:
         return math.fsum(self.rewards[n] * self.counts.get(n, 0) for n in self.rewards) / total
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What one evaluation of a run says, as a place on its course."""
+
+    step: int
+    rates: Mapping[str, float]
+    """Pass rate by domain."""
+    scored: Mapping[str, int]
+    """Tasks with a reward, by domain."""
+
+
 class Direction(StrEnum):
     """What became of a domain."""
 
@@ -127,6 +138,8 @@ class Outcomes:
     """
     changes: tuple[Change, ...] = ()
     """Trained domains first."""
+    course: tuple[Reading, ...] = ()
+    """All comparable evaluations in order of their steps, those within RL included."""
     rl_gain: float | None = None
     """Mean over trained domains of (after RL − what RL started from); None: not both evaluated."""
     rl_gain_p: float | None = None
@@ -255,12 +268,14 @@ def outcomes_of(notes: Iterable[Note], *, watch: Collection[str] = ()) -> Outcom
     for note in notes:
         latest.pop(str(note.data["point"]), None)
         latest[str(note.data["point"])] = note
-    every = {p: evaluation_of(latest[p]) for p in POINT_NAMES if p in latest}
-    newest = next((every[point] for point in reversed(latest) if point in every), None)
-    evaluations = {p: each for p, each in every.items() if newest and each.is_alike(newest)}
-    other = tuple(point for point in every if point not in evaluations)
+    every = {point: evaluation_of(note) for point, note in latest.items()}
+    newest = every[next(reversed(latest))] if latest else None
+    alike = {p: each for p, each in every.items() if newest and each.is_alike(newest)}
+    evaluations = {p: alike[p] for p in POINT_NAMES if p in alike}
+    other = tuple(p for p in POINT_NAMES if p in every and p not in alike)
+    course = _course((latest[point], each) for point, each in alike.items())
     if not evaluations:
-        return Outcomes()
+        return Outcomes(course=course)
     scores = {point: metrics.scores(each) for point, each in evaluations.items()}
     first, last = next(iter(evaluations.values())), list(evaluations.values())[-1]
     found = decide(first, last, watch=watch).comparisons if len(evaluations) > 1 else ()
@@ -278,12 +293,28 @@ def outcomes_of(notes: Iterable[Note], *, watch: Collection[str] = ()) -> Outcom
     trained = [change.domain for change in changes if not change.watch]
     before, after = evaluations.get("sft", evaluations.get("base")), evaluations.get("rl")
     if before is None or after is None or not trained:
-        return Outcomes(evaluations=evaluations, other_suites=other, changes=tuple(changes))
+        return Outcomes(
+            evaluations=evaluations, other_suites=other, changes=tuple(changes), course=course
+        )
     rates = metrics.macro_rate(before, trained), metrics.macro_rate(after, trained)
     return Outcomes(
         evaluations=evaluations,
         other_suites=other,
         changes=tuple(changes),
+        course=course,
         rl_gain=rates[1] - rates[0] if rates[0] is not None and rates[1] is not None else None,
         rl_gain_p=metrics.macro_gain_p(before, after, trained),
     )
+
+
+def _course(told: Iterable[tuple[Note, Evaluation]]) -> tuple[Reading, ...]:
+    readings = []
+    for note, evaluation in told:
+        scored = {n: s for n, s in metrics.scores(evaluation).items() if s.rate is not None}
+        reading = Reading(
+            step=int(note.data.get("step") or 0),
+            rates={name: score.rate for name, score in scored.items() if score.rate is not None},
+            scored={name: score.scored for name, score in scored.items()},
+        )
+        readings.append(reading)
+    return tuple(sorted(readings, key=lambda reading: reading.step))

@@ -1,4 +1,4 @@
-"""The held-out suite at the named points of a run, written down for the report.
+"""The held-out suite at points of a run, written down for the report.
 
 It computes no statistics (`evals` does). The one thing that must stay true: what is evaluated is a
 pinned copy of one version, so nothing that trains beside it can change a result.
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from posttrain.core import codec
 from posttrain.core.errors import DomainError
-from posttrain.core.events import Note
+from posttrain.core.events import Evaluated, Note
 from posttrain.core.task import Json
 from posttrain.core.trajectory import Trajectory
 from posttrain.domains.mixture import Key
@@ -58,21 +58,21 @@ class HeldOut:
         self._suite: Suite | None = None
         self._ended = 0
 
-    async def evaluate(self, point: str, version: int) -> Evaluation:
-        """Run the suite on the trainer's current weights, which are `version`."""
+    async def evaluate(self, here: Evaluated) -> Evaluation:
+        """Run the suite on the trainer's current weights, which are those of `here`."""
         if self._suite is None:
             self._suite = await self._build()
         await self._pin(SLOT)
         self._ended = 0
-        evaluator = self._evaluator if version else self._remembering
+        evaluator = self._evaluator if here.version else self._remembering
         evaluation = await evaluator.evaluate(
             self._suite,
-            weights=self._named(version),
+            weights=self._named(here.version),
             slot=SLOT,
             on_finished=functools.partial(self._ended_one, self._suite),
         )
-        told = metrics.note_data(evaluation, point, watch=self._watch)
-        self._note("eval", {**told, "version": version})
+        told = metrics.note_data(evaluation, here.point, watch=self._watch)
+        self._note("eval", {**told, "step": here.step, "version": here.version})
         return evaluation
 
     async def _build(self) -> Suite:

@@ -85,11 +85,11 @@ class Mainline:
         """Run the suite; the result is in the journal before the ledger calls it done."""
         self._book.tell(f"evaluating ({instruction.point})")
         past = self._book.past
-        version = past.lineage.current
-        await self._parts.evaluate(instruction.point, version)
-        self._book.write(
-            events.Evaluated(point=instruction.point, step=past.account.step, version=version)
+        here = events.Evaluated(
+            point=instruction.point, step=past.account.step, version=past.lineage.current
         )
+        await self._parts.evaluate(here)
+        self._book.write(here)
         self._book.sync()
         self._telemetry.mark()
         return moves.Evaluated(point=instruction.point)

@@ -72,8 +72,26 @@ class LoopPlan:
     phases: tuple[PhasePlan, ...]
     points: frozenset[str] = frozenset()
     """Of `base`, `sft`, `rl`: where the suite is run."""
+    evaluate_every: int | None = None
+    """RL steps between runs of the suite within that phase; None: at `points` alone."""
     save_every: int = 20
     """Steps between checkpoints."""
+
+    def midway(self, step: int) -> str | None:
+        """The name of the evaluation that is due after this step of the run, within RL.
+
+        >>> sft, rl = (PhasePlan(phase=p, steps=4, groups=1, size=1) for p in (Phase.SFT, Phase.RL))
+        >>> plan = LoopPlan(phases=(sft, rl), evaluate_every=2)
+        >>> [plan.midway(step) for step in range(9)]
+        [None, None, None, None, None, None, 'rl@6', None, None]
+        """
+        begun = 0
+        for plan in self.phases:
+            done = step - begun
+            if plan.phase is Phase.RL and self.evaluate_every and 0 < done < plan.steps:
+                return f"rl@{step}" if done % self.evaluate_every == 0 else None
+            begun += plan.steps
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

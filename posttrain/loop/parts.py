@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from posttrain.core.events import Drawn
+from posttrain.core.events import Drawn, Evaluated
 from posttrain.core.ports import (
     AttemptRequest,
     Clock,
@@ -102,8 +102,8 @@ class Parts:
     handing_over: Callable[[int, int], AbstractContextManager[None]]
     """Around a step: (version, parent) its update makes, for an engine over the same storage."""
     checkpoints: Checkpoints
-    evaluate: Callable[[str, int], Awaitable[None]]
-    """Run the suite at a point, under a weight version, and write the result down."""
+    evaluate: Callable[[Evaluated], Awaitable[object]]
+    """Run the suite at a point of the run, and write the result down."""
     busy_s: Callable[[], Mapping[Work, float]]
     """Seconds the compute thread was busy since it started, by kind of work."""
     hold_alarms: bool = True

@@ -108,6 +108,9 @@ class EvalSettings(Settings):
     """Held-out tasks of a domain whose tasks run in a sandbox."""
     at: tuple[Literal["base", "sft", "rl"], ...] = ("base", "sft", "rl")
     """Points of the run at which the suite is run."""
+    every: int | None = Field(default=None, ge=1)
+    """RL steps after which the suite is run as well, and a checkpoint made; None: only at those
+    points."""
 
 
 class SandboxSettings(Settings):

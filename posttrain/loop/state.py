@@ -214,8 +214,9 @@ class Loop:
         """A point not yet evaluated at which the weights stand right now."""
         points = ["base"] if self._step == 0 else []
         points += [str(p.phase) for p in over if p.steps and self._step <= self._last_step(p)]
-        wanted = self._plan.points - self._evaluated
-        return next((point for point in points if point in wanted), None)
+        due: list[str | None] = [point for point in points if point in self._plan.points]
+        due += [self._plan.midway(self._step)] if len(over) < len(self._plan.phases) else []
+        return next((point for point in due if point and point not in self._evaluated), None)
 
     def _advance(self) -> list[Instruction]:
         """Ask for groups as far as there is room, and train once a batch is full."""
@@ -288,7 +289,8 @@ class Loop:
         assert self._active is not None, "a step belongs to a phase"
         if self._is_over(self._active):
             return self._end_phase()
-        if self._stopping or self._step - self._saved_step >= self._plan.save_every:
+        halt = self._stopping or self._plan.midway(self._step)  # what is evaluated is saved
+        if halt or self._step - self._saved_step >= self._plan.save_every:
             return self._save()
         self._enter(Stage.COLLECTING)
         return self._advance()

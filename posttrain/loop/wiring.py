@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from posttrain.core import seeds
+from posttrain.core import events, seeds
 from posttrain.core.clock import RealClock
 from posttrain.core.containment import Sandboxes
 from posttrain.core.errors import ConfigError, DomainError, LedgerError, UsageError
@@ -72,7 +72,12 @@ def plan_of(config: RunConfig) -> LoopPlan:
         max_staleness=config.rl.max_staleness,
     )
     points = frozenset(config.evals.at)
-    return LoopPlan(phases=(sft, rl), points=points, save_every=config.run.save_every)
+    return LoopPlan(
+        phases=(sft, rl),
+        points=points,
+        evaluate_every=config.evals.every,
+        save_every=config.run.save_every,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +152,10 @@ class Run:
 
     async def evaluate(self, point: str) -> Evaluation:
         """Run the held-out suite on the weights as they are, and write the result down."""
-        return await self._heldout.evaluate(point, self._past.lineage.current)
+        past = self._past
+        return await self._heldout.evaluate(
+            events.Evaluated(point=point, step=past.account.step, version=past.lineage.current)
+        )
 
     async def restore(self) -> None:
         """Load the run's newest checkpoint, for an evaluation without training.
@@ -173,9 +181,6 @@ class Run:
         config, world, engine = self._config, self._world, self._model.engine
         minutes = config.rl.minutes
 
-        async def evaluate(point: str, version: int) -> None:
-            await self._heldout.evaluate(point, version)
-
         return Parts(
             run=config.run.name,
             directory=self._directory,
@@ -190,7 +195,7 @@ class Run:
             sinks=(engine,),
             handing_over=engine.handing_over,
             checkpoints=self._checkpoints,
-            evaluate=evaluate,
+            evaluate=self._heldout.evaluate,
             busy_s=lambda: {Work(kind): s for kind, s in engine.stats().busy_s.items()},
             hold_alarms=config.rl.hold_alarms,
             rl_seconds=None if minutes is None else 60.0 * minutes,

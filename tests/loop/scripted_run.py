@@ -18,7 +18,7 @@ from pathlib import Path
 from posttrain.core import seeds
 from posttrain.core.clock import ManualClock
 from posttrain.core.errors import CheckpointError, DomainError
-from posttrain.core.events import Drawn, LedgerEvent, Note
+from posttrain.core.events import Drawn, Evaluated, LedgerEvent, Note
 from posttrain.core.ports import AttemptRequest, Example, StepReport, Work
 from posttrain.core.task import Check, Description, Json, Place, Task
 from posttrain.core.trajectory import Group, Row, Sampling, Trajectory, Turn
@@ -305,9 +305,9 @@ class World:
         )
         return LoopPlan(phases=(sft, rl), points=self.points, save_every=self.save_every)
 
-    async def evaluate(self, point: str, version: int) -> None:
+    async def evaluate(self, here: Evaluated) -> None:
         await asyncio.sleep(0)
-        self.evaluated.append((point, self.model.weights))
+        self.evaluated.append((here.point, self.model.weights))
 
     def parts(self, ledger: FusedLedger, journal: FusedJournal) -> Parts:
         return Parts(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from posttrain.core.clock import ManualClock
+from posttrain.core.events import Evaluated
 from posttrain.core.task import Check, Description, Oracle, OracleTurn, Task
 from posttrain.core.trajectory import Trajectory
 from posttrain.core.verdict import Outcome, Verdict
@@ -74,7 +75,7 @@ def test_a_domain_with_few_tasks_is_evaluated_on_those_and_one_without_is_left_o
             ledger=cast("Any", None), journal=journal, recorder=watching, clock=ManualClock()
         ),
     )
-    asyncio.run(heldout.evaluate("base", 0))
+    asyncio.run(heldout.evaluate(Evaluated(point="base", step=0, version=0)))
     journal.close()
     assert [data["message"] for data in watching.of("warning")] == [
         "few is evaluated on 2 held-out tasks instead of 5: it has no more.",

@@ -150,6 +150,36 @@ def test_evaluations_stand_at_their_named_points() -> None:
     assert h.tell(Evaluated(point="rl")) == [Stop(reason="done")]
 
 
+def test_the_suite_is_run_every_so_many_steps_of_rl_on_saved_weights() -> None:
+    plan = LoopPlan(phases=(sft(steps=1), rl(steps=5, groups=1)), evaluate_every=2)
+    h = Harness(plan, position=Position(step=1, next_draw=0))
+    h.tell(Begin())
+    seen: list[tuple[int, Instruction]] = []
+    for draw in range(5):
+        h.end(draw)
+        h.tell(StepDone(changed=True))
+        out = h.tell(Published())
+        while out and isinstance(out[0], Save | Evaluate):
+            seen.append((h.loop.stats().step, out[0]))
+            is_save = isinstance(out[0], Save)
+            out = h.tell(Saved() if is_save else Evaluated(point=f"rl@{h.loop.stats().step}"))
+    assert [(step, kinds([one])[0]) for step, one in seen] == [
+        (3, "Save"),
+        (3, "Evaluate"),
+        (5, "Save"),
+        (5, "Evaluate"),
+        (6, "Save"),
+    ]
+    assert [one.point for _, one in seen if isinstance(one, Evaluate)] == ["rl@3", "rl@5"]
+
+
+def test_a_resume_makes_up_for_an_evaluation_that_was_cut_short() -> None:
+    plan = LoopPlan(phases=(rl(steps=5),), evaluate_every=2)
+    assert Harness(plan, position=Position(step=2)).tell(Begin()) == [Evaluate(point="rl@2")]
+    over = Harness(plan, position=Position(step=2, evaluated=frozenset({"rl@2"})))
+    assert "Evaluate" not in kinds(over.tell(Begin()))
+
+
 def test_a_batch_is_refilled_for_a_group_without_signal() -> None:
     h = Harness(LoopPlan(phases=(rl(),)))
     h.tell(Begin())

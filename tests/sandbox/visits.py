@@ -156,10 +156,11 @@ async def snapshots(scene: Scene, chance: random.Random) -> None:
 
 
 async def sealed(scene: Scene, chance: random.Random) -> None:
-    async with scene.lease(chance) as sandbox:
-        await scene.shell(sandbox, "sleep 1000 & mkfifo pipe; echo left > file")
-        left = await sandbox.seal()
-    async with _closing(left), scene.beside(left) as checker:
+    async with contextlib.AsyncExitStack() as stack:
+        async with scene.lease(chance) as sandbox:  # it may be cancelled while it ends, too
+            await scene.shell(sandbox, "sleep 1000 & mkfifo pipe; echo left > file")
+            left = await stack.enter_async_context(_closing(await sandbox.seal()))
+        checker = await stack.enter_async_context(scene.beside(left))
         if chance.random() < 0.5:
             await left.close()
         assert (await scene.shell(checker, "cat /artefacts/file")).stdout == "left\n"
