@@ -24,6 +24,7 @@ from posttrain.verify.code import differential, stdio, suite
 from posttrain.verify.declared import Declared
 from posttrain.verify.execution import program
 from posttrain.verify.fingerprint import fingerprint
+from posttrain.verify.json_schema import json_schema
 from posttrain.verify.judge import JUDGE, SAID, judge
 from posttrain.verify.kinds import REPLY_KINDS, Kind, Subject, Tools
 from posttrain.verify.layers import Finding
@@ -38,6 +39,7 @@ BUILT_IN: Mapping[str, Kind] = {
     "suite": suite,
     "differential": differential,
     "state": state,
+    "json_schema": json_schema,
     "judge": judge,
     "reward_model": reward_model,
 }

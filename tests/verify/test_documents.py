@@ -1,0 +1,105 @@
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posttrain.core.errors import UsageError
+from posttrain.verify.documents import Unreadable, format_of, json_value, read
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner,
+                                                                max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@given(JSON)
+def test_json_is_read_as_it_was_written(value):
+    assert json_value(json.dumps(value)) == value
+    assert json_value(json.dumps(value, ensure_ascii=False, indent=1)) == value
+
+
+@given(st.text("[]{}\",:0123456789.eE-+ NaInfity/*'tru\\", max_size=12))
+def test_what_is_read_is_what_the_library_reads_without_its_liberties(text):
+    try:
+        expected = json.loads(text)
+    except ValueError:
+        expected = None
+    try:
+        found = json_value(text)
+    except Unreadable:
+        found = None
+    if found is not None:
+        assert found == expected
+    elif expected is not None:
+        assert "N" in text or "I" in text or not math.isfinite(_largest(expected)) or "{" in text
+
+
+def _largest(value):
+    if isinstance(value, list):
+        return max(map(_largest, value), default=0.0)
+    return abs(value) if isinstance(value, int | float) else 0.0
+
+
+GOOD = {
+    "toml": ("a = 1\n[b]\nc = [1.5, true, 2020-01-02T03:04:05]",
+             {"a": 1, "b": {"c": [1.5, True, "2020-01-02T03:04:05"]}}),
+    "yaml": ("a: 1\nb:\n- x\n- {c: null, d: 2020-01-02}\n5: yes\n",
+             {"a": 1, "b": ["x", {"c": None, "d": "2020-01-02"}], "5": True}),
+    "csv": ('a,b\n1,"x,y"\n\n', [["a", "b"], ["1", "x,y"]]),
+    "tsv": ("a\tb\n1\t2\n", [["a", "b"], ["1", "2"]]),
+    "ini": ("[s]\nKey = %value\n[DEFAULT]\na = 1\n", {"s": {"Key": "%value"},
+                                                      "DEFAULT": {"a": "1"}}),
+    "json": ('{"a": [1]}', {"a": [1]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", GOOD)
+def test_a_document_is_a_value(how):
+    text, value = GOOD[how]
+    assert read(text, how) == value
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("toml", "a = 1\na = 2"),
+        ("toml", "a ="),
+        ("toml", "a = " + "[" * 5000),
+        ("yaml", "a: 1\na: 2"),
+        ("yaml", "a: &x [1]\nb: *x"),
+        ("yaml", "a: !!python/object/apply:os.system ['true']"),
+        ("yaml", "a: 1\n---\nb: 2"),
+        ("yaml", "[" * 3000),
+        ("yaml", "? [1, 2]\n: 3"),
+        ("yaml", "1: a\n'1': b"),
+        ("yaml", "2020-99-99"),
+        ("yaml", "a: !!binary aGk="),
+        ("csv", 'a,"b'),
+        ("ini", "[a]\nb = 1\n[a]\nc = 2"),
+        ("ini", "[a]\nb = 1\nb = 2"),
+        ("ini", "b = 1"),
+    ],
+)
+def test_what_its_format_does_not_allow_is_no_document(how, text):
+    with pytest.raises(Unreadable):
+        read(text, how)
+
+
+def test_rows_with_a_header_are_objects():
+    assert read("a,b\n1,2\n", "csv", header=True) == [{"a": "1", "b": "2"}]
+    for text in ("", "a,a\n1,2", "a,b\n1", "a,b\n1,2,3"):
+        with pytest.raises(Unreadable):
+            read(text, "csv", header=True)
+
+
+def test_the_format_is_told_by_the_name_or_by_the_task():
+    assert (format_of("a/b.JSON"), format_of("x.yml")) == ("json", "yaml")
+    with pytest.raises(UsageError, match="tells no format"):
+        format_of("out.txt")
+    with pytest.raises(UsageError, match="did you mean 'json'"):
+        read("", "jsn")
