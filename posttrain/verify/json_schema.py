@@ -13,17 +13,16 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posttrain.core.errors import UsageError, VerifierError
+from posttrain.core.errors import UsageError
 from posttrain.core.task import Check, Json
-from posttrain.verify import answers, documents
-from posttrain.verify.answers import Where
+from posttrain.verify import documents
 from posttrain.verify.decided import decided
 from posttrain.verify.documents import Unreadable
-from posttrain.verify.kinds import Subject, Tools, allowed, seconds_of, text_of
+from posttrain.verify.kinds import Subject, Tools, allowed, seconds_of
 from posttrain.verify.layers import Finding
 from posttrain.verify.structure import same_json
+from posttrain.verify.submission import submitted
 
-MAX_FILE_BYTES = 8 << 20
 JUDGE = "posttrain.verify.json_schema:judged"
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 FRAMES = 60
@@ -45,7 +44,7 @@ async def json_schema(check: Check, subject: Subject, tools: Tools) -> Finding:
     if not isinstance(formats, bool):
         raise UsageError(f"check 'json_schema' wants true or false as 'formats', got {formats!r}.")
     try:
-        text = await said(check, subject)
+        text = await submitted(check, subject, "json")
     except Unreadable as error:
         return Finding(value=0.0, evidence={"refused": str(error)})
     answer = [check.params["answer"]] if "answer" in check.params else []
@@ -59,35 +58,6 @@ async def json_schema(check: Check, subject: Subject, tools: Tools) -> Finding:
         raise UsageError(f"check 'json_schema' wants a JSON Schema: {found.answer['fault']}.")
     why = found.answer["why"]
     return Finding(value=float(not why), evidence={"refused": why} if why else {})
-
-
-async def said(check: Check, subject: Subject, *languages: str) -> str:
-    """The text that is looked at: of the declared file `path`, or of the reply.
-
-    Raises:
-        UsageError: both `path` and `where`, or an unknown one.
-        Unreadable: there is none.
-    """
-    where = check.params.get("where", "reply")
-    if "path" not in check.params:
-        if where not in ("reply", "block"):
-            raise UsageError(f"check {check.kind!r} has no 'where' {where!r:.80}.",
-                             "name 'reply' or 'block'")  # fmt: skip
-        told = answers.extract(subject.reply, prefix=subject.task.prefix, where=Where.REPLY)
-        if told.text is None:
-            raise Unreadable(told.refusal)
-        return documents.block(told.text, "json") if where == "block" else told.text
-    if "where" in check.params:
-        raise UsageError(f"check {check.kind!r} has both 'path' and 'where'.", "keep one of them")
-    if subject.sealed is None:
-        raise VerifierError("the attempt left no sealed file system to look at.")
-    data = await subject.sealed.read(text_of(check, "path"), max_bytes=MAX_FILE_BYTES + 1)
-    if data is None or len(data) > MAX_FILE_BYTES:
-        raise Unreadable(f"no regular file of at most {MAX_FILE_BYTES} bytes")
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise Unreadable("no UTF-8 text") from None
 
 
 # --- in a worker ----------------------------------------------------------------------------------

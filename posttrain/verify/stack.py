@@ -30,6 +30,7 @@ from posttrain.verify.kinds import REPLY_KINDS, Kind, Subject, Tools
 from posttrain.verify.layers import Finding
 from posttrain.verify.reward_model import reward_model
 from posttrain.verify.state import state
+from posttrain.verify.text import text
 
 ENTRY_POINT_GROUP = "posttrain.checks"
 BUILT_IN: Mapping[str, Kind] = {
@@ -40,6 +41,7 @@ BUILT_IN: Mapping[str, Kind] = {
     "differential": differential,
     "state": state,
     "json_schema": json_schema,
+    "text": text,
     "judge": judge,
     "reward_model": reward_model,
 }
