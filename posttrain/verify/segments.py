@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 import regex
 
@@ -34,7 +35,7 @@ _SHORT = regex.compile(
 )
 
 
-def visible(text: str, form: str = "NFC") -> str:
+def visible(text: str, form: Literal["NFC", "NFKC"] = "NFC") -> str:
     r"""The text in a Unicode normal form (`NFC`, `NFKC`), without what nobody sees, such as
     zero-width spaces and soft hyphens; joiners and variation selectors stay.
 

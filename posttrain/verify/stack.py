@@ -20,6 +20,7 @@ from posttrain.core.task import Check, Place
 from posttrain.core.trajectory import Trajectory
 from posttrain.core.verdict import Component, Verdict
 from posttrain.verify import layers
+from posttrain.verify.citations import citations
 from posttrain.verify.code import differential, stdio, suite
 from posttrain.verify.declared import Declared
 from posttrain.verify.execution import program
@@ -42,6 +43,7 @@ BUILT_IN: Mapping[str, Kind] = {
     "state": state,
     "json_schema": json_schema,
     "text": text,
+    "citations": citations,
     "judge": judge,
     "reward_model": reward_model,
 }

@@ -105,10 +105,10 @@ def _number(found: int, what: str, rule: Rule, least: int | None = None) -> str:
 
 
 def _length(given: str, rule: Rule) -> str:
-    unit = rule.get("unit")
+    unit = str(rule.get("unit"))
     if unit not in segments.UNITS:
         raise UsageError(
-            f"no unit {unit!r}{nearest(str(unit), segments.UNITS)}.",
+            f"no unit {unit!r}{nearest(unit, segments.UNITS)}.",
             f"name one of {', '.join(segments.UNITS)}",
         )
     return _number(segments.UNITS[unit](given), unit, rule)
