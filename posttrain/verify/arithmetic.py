@@ -19,6 +19,7 @@ from fractions import Fraction
 import regex
 
 MAX_CHARS = 1_000
+MAX_TOKENS = 200
 MAX_DEPTH = 32
 MAX_BITS = 4_096
 MAX_EXPONENT = 64
@@ -140,6 +141,8 @@ class _Reader:
                 raise NoProgram(f"odd at {text[place : place + 20]!r}")
             self.tokens.append(token)
             place = token.end()
+        if len(self.tokens) > MAX_TOKENS:
+            raise NoProgram(f"more than {MAX_TOKENS} numbers and signs")
         self.tokens.reverse()
 
     def told(self) -> str:

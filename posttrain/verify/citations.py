@@ -247,7 +247,7 @@ def _follows(text: Json, quotes: Sequence[str], answer: Json, terms: Terms) -> N
             operands.add(Number(abs(leaf.value)))
         elif isinstance(leaf, Number):
             if leaf.value not in terms.constants:
-                raise _Refused(f"the operand {float(leaf.value):g} stands in no quotation")
+                raise _Refused(f"the operand {_shown(leaf.value)} stands in no quotation")
             constants += 1
         else:
             operands.add(leaf)
@@ -257,7 +257,8 @@ def _follows(text: Json, quotes: Sequence[str], answer: Json, terms: Terms) -> N
     found = _valued(parsed, rows)
     for operand in operands if not isinstance(found, bool) else ():
         if _without(parsed, rows, operand) == found:
-            raise _Refused(f"the operand {_shown(operand)} makes no difference")
+            told = operand.name if isinstance(operand, Row) else _shown(operand.value)
+            raise _Refused(f"the operand {told:.80} makes no difference")
     if not operands:
         raise _Refused("nothing that is quoted enters the program")
     if isinstance(found, bool):
@@ -265,8 +266,7 @@ def _follows(text: Json, quotes: Sequence[str], answer: Json, terms: Terms) -> N
     else:
         right = _near(found, answer, terms)
     if not right:
-        shown = found if isinstance(found, bool) else float(found)
-        raise _Refused(f"the program gives {shown}, the answer is {answer!r:.80}")
+        raise _Refused(f"the program gives {_shown(found)}, the answer is {answer!r:.80}")
 
 
 def _row(leaf: Row, quotes: Sequence[str], terms: Terms) -> tuple[Fraction, ...]:
@@ -310,8 +310,11 @@ def _without(
         return None
 
 
-def _shown(operand: Leaf) -> str:
-    return operand.name if isinstance(operand, Row) else f"{float(operand.value):g}"
+def _shown(value: Fraction | bool) -> str:
+    try:
+        return str(value) if isinstance(value, bool) else f"{float(value):g}"
+    except OverflowError:
+        return "beyond 1e308"
 
 
 def _same(gold: Json, answer: Json, terms: Terms) -> bool:

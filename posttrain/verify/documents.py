@@ -176,11 +176,15 @@ def _yaml(text: str) -> Json:
         return None if node is None else _shallow(_plain(loader.construct_document(node)))
     except RecursionError:
         raise Unreadable(f"no YAML: more than {MAX_DEPTH} levels") from None
-    except (yaml.YAMLError, ValueError, OverflowError, TypeError, AttributeError) as error:
+    except (yaml.YAMLError, *_ODD) as error:
         told = str(error).partition("\n")[0]
         raise Unreadable(told if isinstance(error, Unreadable) else f"no YAML: {told}") from None
     finally:
         loader.dispose()
+
+
+_ODD = (ValueError, OverflowError, TypeError, AttributeError, LookupError)
+"""What PyYAML raises at values that are not what their tag says."""
 
 
 def _named_once(node: Any, seen: set[int]) -> None:

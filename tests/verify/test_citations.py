@@ -1,3 +1,4 @@
+import contextlib
 import gzip
 import json
 import re
@@ -6,10 +7,16 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from posttrain.core.errors import UsageError
 from posttrain.core.task import Check
+from posttrain.verify import citations as module
+from posttrain.verify import documents
+from posttrain.verify.arithmetic import NoProgram
 from posttrain.verify.citations import citations, normalised, numbers
+from posttrain.verify.documents import Unreadable
 
 REPORT = {
     "page 1": "Revenue rose to $ 1,592 million in 2012, from “1 200 million” a year before. The "
@@ -65,7 +72,7 @@ REFUSED = {
     "part of a word": (quoted("evenue rose to $ 1,592"), "not in 'page 1'"),
     "an operand that is not quoted": (quoted("rose to $ 1,592 million"), "1200 stands in no"),
     "another operand": (GROWTH | {"program": "(1592 - 1201) / 1201"}, "1201 stands in no"),
-    "another program": (GROWTH | {"program": "1592 / 1200"}, "the program gives 1.3266"),
+    "another program": (GROWTH | {"program": "1592 / 1200"}, "the program gives 1.32667"),
     "another answer": (GROWTH | {"answer": 0.4}, "the answer is 0.4"),
     "another question": (GROWTH | {"program": "1592 - 1200", "answer": 392}, "another answer: 392"),
     "no operand": (GROWTH | {"program": "1 / 3", "answer": 0.3333}, "nothing that is quoted"),
@@ -150,6 +157,38 @@ def test_numbers_are_read_as_reports_write_them():
     }
 
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner,
+                                                                max_size=3),
+    max_leaves=5,
+)  # fmt: skip
+SIGNS = ["1592", "1200", "-", "+", "^", "/", "(", ")", "*", "9" * 400, "%", "#0", ",", "exp(",
+         "greater(", "const_100", ".5", "٣", "0"]  # fmt: skip
+TOKENS = st.lists(st.sampled_from(SIGNS), max_size=12)
+ODD = st.one_of(
+    JSON,
+    st.fixed_dictionaries({"quotes": JSON, "program": JSON, "answer": JSON}),
+    st.fixed_dictionaries({"quotes": st.just(GROWTH["quotes"]), "answer": JSON,
+                           "program": TOKENS.map(" ".join)}),
+)  # fmt: skip
+
+
+@settings(max_examples=300)
+@given(ODD)
+def test_whatever_is_handed_in_is_judged(given_value):
+    """What raises here a policy could choose over reward 0."""
+    terms = module._terms(Check(kind="citations", params={"sources": REPORT, "answer": 7}))
+    with contextlib.suppress(Unreadable, NoProgram, module._Refused):
+        module._supported(documents.json_value(json.dumps(given_value)), terms)
+
+
+@pytest.mark.parametrize("program", ["9" * 900, "1592" + " + 1592" * 130, "-" * 900 + "1",
+                                     "1592 * " + "9" * 300 + " * " + "9" * 300])  # fmt: skip
+def test_a_large_program_is_refused(program, found):
+    assert found(GROWTH | {"program": program}).value == 0.0
+
+
 # --- real questions -------------------------------------------------------------------------------
 
 FINQA = Path(__file__).parents[3] / "shared" / "data" / "finqa"
@@ -162,16 +201,16 @@ NAMED = re.compile(r"table_\w+\((.*?), none\)|const_\w+|#\d+")
 def executed(program, table):
     """Value of a FinQA program by an interpreter of its own, in floating point."""
     done = []
-    for name, given in re.findall(r"(\w+)\(((?:[^()]|\([^()]*\))*)\)", program):
+    for name, inside in re.findall(r"(\w+)\(((?:[^()]|\([^()]*\))*)\)", program):
         if name.startswith("table_"):
-            row = next(row for row in table if row[0].strip() == given.rpartition(",")[0].strip())
+            row = next(row for row in table if row[0].strip() == inside.rpartition(",")[0].strip())
             cells = [re.search(r"(-?\s?[\d,]*\.?\d+)(\s*%)?", cell) for cell in row[1:]]
             values = [float(c[1].replace(",", "").replace(" ", "")) / (100 if c[2] else 1)
                       for c in cells if c]  # fmt: skip
             folds = {"sum": sum, "max": max, "min": min, "average": lambda v: sum(v) / len(v)}
             done.append(folds[name[6:]](values))
             continue
-        one, other = (operand(text.strip(), done) for text in given.split(","))
+        one, other = (operand(text.strip(), done) for text in inside.split(","))
         done.append(
             {"add": lambda a, b: a + b, "subtract": lambda a, b: a - b, "exp": lambda a, b: a**b,
              "multiply": lambda a, b: a * b, "divide": lambda a, b: a / b,

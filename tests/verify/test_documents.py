@@ -1,8 +1,9 @@
+import contextlib
 import json
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.core.errors import UsageError
@@ -103,3 +104,17 @@ def test_the_format_is_told_by_the_name_or_by_the_task():
         format_of("out.txt")
     with pytest.raises(UsageError, match="did you mean 'json'"):
         read("", "jsn")
+
+
+PARTS = ["a", "b", ":", " ", "\n", "-", "[", "]", "{", "}", ",", "=", '"', "'", "1", ".", "#", "&x",
+         "*x", "!!set", "!!omap", "!!int", "!!timestamp", "<<", "?", "|", "2020-02-30", "1e999",
+         "\t", "\0", "[s]", "~", ".inf", "1_0", "0x", "12:30:45", "%", "é", "\u2028"]  # fmt: skip
+
+
+@settings(max_examples=400)
+@given(st.lists(st.sampled_from(PARTS), max_size=10).map("".join), st.booleans())
+def test_whatever_is_left_is_a_document_or_none(text, header):
+    """What raises here a policy could choose over reward 0."""
+    for how in GOOD:
+        with contextlib.suppress(Unreadable):
+            json.dumps(read(text, how, header=header), allow_nan=False)
