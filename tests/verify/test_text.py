@@ -159,6 +159,104 @@ def test_a_text_on_which_a_pattern_never_ends_pays_0(make_attempt):
     assert asyncio.run(verdict("an honest text")).reward == 1.0
 
 
+def rule(name, is_=None, **table):
+    return {"rule": name} | ({"is": is_} if is_ else {}) | table
+
+
+LONG_ENGLISH = "The dog runs across the street and nobody is there to stop it. "
+IFEVAL = {
+    "keywords:existence": (
+        [rule("count", word="oak"), rule("count", word="elm")],
+        "oak, elm",
+        "oak",
+    ),
+    "keywords:frequency": ([rule("count", word="oak", min=2)], "oak oak", "oak"),
+    "keywords:forbidden_words": ([rule("count", word="oak", max=0)], "soak", "oak"),
+    "keywords:letter_frequency": ([rule("count", text="q", max=1)], "q", "qq"),
+    "language:response_language": (
+        [rule("language", "en")],
+        LONG_ENGLISH,
+        "Der Hund ist heute nicht auf der Straße.",
+    ),
+    "length:number_sentences": (
+        [rule("length", unit="sentences", max=2)],
+        "A b. C d.",
+        "Ab. Cd. Ef.",
+    ),
+    "length:number_paragraphs": (
+        [rule("length", unit="paragraphs", min=2, max=2)],
+        "a\n\n***\n\nb",
+        "a",
+    ),
+    "length:number_words": ([rule("length", unit="words", min=3)], "a b c", "a b"),
+    "length:nth_paragraph_first_word": (
+        [rule("count", pattern=r"(?s)\A.+?\n\n+Then\b")],
+        "a b\n\nThen c",
+        "Then\n\nb",
+    ),
+    "detectable_content:number_placeholders": (
+        [rule("count", pattern=r"\[[^\[\]\n]+\]")],
+        "[a]",
+        "[]",
+    ),
+    "detectable_content:postscript": ([rule("postscript")], "a\nP.S. b", "a"),
+    "detectable_format:number_bullet_lists": (
+        [rule("length", unit="bullets", min=2, max=2)],
+        "* a\n* b",
+        "* a",
+    ),
+    "detectable_format:constrained_response": (
+        [rule("count", pattern=r"\AMy answer is (?:yes|no|maybe)\.\Z")],
+        "My answer is no.",
+        "no",
+    ),
+    "detectable_format:number_highlighted_sections": (
+        [rule("count", pattern=r"\*[^*\n]+\*", min=2)],
+        "*a* *b*",
+        "*a*",
+    ),
+    "detectable_format:multiple_sections": (
+        [rule("sections", marker="SECTION", min=2)],
+        "SECTION 1\na\nSECTION 2\nb",
+        "SECTION 1\na",
+    ),
+    "detectable_format:json_format": ([rule("json")], "{}", "{"),
+    "detectable_format:title": ([rule("title")], "<<a>>", "<a>"),
+    "combination:two_responses": (
+        [rule("count", pattern=r"\w\s*\*{6}\s*\w", max=1, min=1)],
+        "a\n******\nb",
+        "a\n******",
+    ),
+    "combination:repeat_prompt": ([rule("starts_with", text="Do it.")], "Do it. Done.", "Done."),
+    "startend:end_checker": ([rule("ends_with", text="Bye.")], "a Bye.", "Bye. a"),
+    "startend:quotation": ([rule("quoted")], '"a"', "a"),
+    "change_case:english_capital": (
+        [rule("case", "upper"), rule("language", "en")],
+        LONG_ENGLISH.upper(),
+        LONG_ENGLISH,
+    ),
+    "change_case:english_lowercase": (
+        [rule("case", "lower"), rule("language", "en")],
+        LONG_ENGLISH.lower(),
+        LONG_ENGLISH,
+    ),
+    "change_case:capital_word_frequency": (
+        [rule("count", pattern=r"\b\p{Lu}+\b", max=1)],
+        "A b",
+        "A B",
+    ),
+    "punctuation:no_comma": ([rule("count", text=",", max=0)], "a b", "a, b"),
+}
+
+
+@pytest.mark.parametrize("instruction", IFEVAL)
+def test_each_kind_of_instruction_of_ifeval_can_be_written(instruction):
+    """All 25 of arXiv 2311.07911, table 1."""
+    rules, good, bad = IFEVAL[instruction]
+    assert not any(holding(good, rules)["told"])
+    assert any(holding(bad, rules)["told"])
+
+
 # --- counting -------------------------------------------------------------------------------------
 
 
