@@ -241,29 +241,27 @@ def _follows(text: Json, quotes: Sequence[str], answer: Json, terms: Terms) -> N
         raise _Refused(f"wanted text as program, got {text!r:.80}")
     parsed = program(text)
     quoted = {number for quote in quotes for number in numbers(quote)}
-    constants, operands = 0, set[Leaf]()
+    operands: list[Leaf] = []
+    constants = 0
     for leaf in parsed.leaves:
-        if isinstance(leaf, Number) and not leaf.constant and {leaf.value, -leaf.value} & quoted:
-            operands.add(Number(abs(leaf.value)))
-        elif isinstance(leaf, Number):
-            if leaf.value not in terms.constants:
-                raise _Refused(f"the operand {_shown(leaf.value)} stands in no quotation")
+        if isinstance(leaf, Row):
+            operands.append(leaf)
+        elif not leaf.constant and {leaf.value, -leaf.value} & quoted:
+            operands.append(Number(abs(leaf.value)))
+        elif leaf.value in terms.constants:
             constants += 1
         else:
-            operands.add(leaf)
+            raise _Refused(f"the operand {_shown(leaf.value)} stands in no quotation")
+    if not operands:
+        raise _Refused("nothing that is quoted enters the program")
     if constants > MAX_CONSTANTS:
         raise _Refused(f"{constants} constants, at most {MAX_CONSTANTS} may be")
     rows = {leaf: _row(leaf, quotes, terms) for leaf in operands if isinstance(leaf, Row)}
-    found = _valued(parsed, rows)
-    for operand in operands if not isinstance(found, bool) else ():
-        if _without(parsed, rows, operand) == found:
-            told = operand.name if isinstance(operand, Row) else _shown(operand.value)
-            raise _Refused(f"the operand {told:.80} makes no difference")
-    if not operands:
-        raise _Refused("nothing that is quoted enters the program")
+    found = _valued(parsed, rows, {})
     if isinstance(found, bool):
         right = answers.same_text("yes" if found else "no", str(answer), ignore_case=True)
     else:
+        _matter(parsed, rows, list(dict.fromkeys(operands)), found, terms)
         right = _near(found, answer, terms)
     if not right:
         raise _Refused(f"the program gives {_shown(found)}, the answer is {answer!r:.80}")
@@ -288,26 +286,46 @@ def _firsts(cells: Sequence[str]) -> Iterator[Fraction]:
             yield -value if lower else value
 
 
-def _valued(parsed: Program, rows: Mapping[Row, Sequence[Fraction]]) -> Fraction | bool:
-    return parsed.value(lambda leaf: rows[leaf] if isinstance(leaf, Row) else [leaf.value])
+Rows = Mapping[Row, Sequence[Fraction]]
 
 
-def _without(
-    parsed: Program, rows: Mapping[Row, Sequence[Fraction]], operand: Leaf
-) -> Fraction | bool | None:
-    """The value with another number in every place of an operand; None where there is none."""
+def _valued(parsed: Program, rows: Rows, factors: Mapping[Leaf, Fraction]) -> Fraction | bool:
+    """The program's value, with other numbers in every place of the operands that have a factor."""
 
     def of(leaf: Leaf) -> Sequence[Fraction]:
         values = rows[leaf] if isinstance(leaf, Row) else [leaf.value]
-        same = leaf == operand if isinstance(leaf, Row) else (
-            isinstance(operand, Number) and not leaf.constant and abs(leaf.value) == operand.value
-        )  # fmt: skip
-        return [value * Fraction(17, 11) + Fraction(1, 7) for value in values] if same else values
+        operand = Number(abs(leaf.value), leaf.constant) if isinstance(leaf, Number) else leaf
+        if operand not in factors:
+            return values
+        return [value * factors[operand] + Fraction(1, 7) for value in values]
 
+    return parsed.value(of)
+
+
+def _matter(
+    parsed: Program, rows: Rows, operands: Sequence[Leaf], found: Fraction, terms: Terms
+) -> None:
+    """Refuses a program in which an operand makes no difference, or all together hardly one: then
+    its value is made of constants.
+    """
+    others = [Fraction(17, 11), Fraction(5, 13), Fraction(7, 3)]
+    factors = {leaf: others[number % len(others)] for number, leaf in enumerate(operands)}
+    for leaf in operands:
+        told = leaf.name if isinstance(leaf, Row) else _shown(leaf.value)
+        if _moved(parsed, rows, {leaf: factors[leaf]}, found) == 0:
+            raise _Refused(f"the operand {told:.80} makes no difference")
+    if _moved(parsed, rows, factors, found) <= Fraction(terms.relative) * abs(found):
+        raise _Refused("what is quoted makes hardly a difference")
+
+
+def _moved(
+    parsed: Program, rows: Rows, factors: Mapping[Leaf, Fraction], found: Fraction
+) -> Fraction:
+    """By how much the value changes; where it has none any more, by more than anything."""
     try:
-        return parsed.value(of)
+        return abs(_valued(parsed, rows, factors) - found)
     except NoProgram:
-        return None
+        return 1 + abs(found)
 
 
 def _shown(value: Fraction | bool) -> str:

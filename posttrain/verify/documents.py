@@ -14,6 +14,7 @@ import json
 import math
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time
 from typing import Any
@@ -115,8 +116,7 @@ def json_value(text: str) -> Json:
 def _once(pairs: Sequence[tuple[str, Json]]) -> Json:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"the name {twice!r:.80} stands twice in an object")
     return found
 

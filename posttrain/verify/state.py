@@ -102,6 +102,10 @@ async def _document_equals(check: Check, subject: Subject, tools: Tools) -> Find
     how = str(params.get("format", "")) or documents.format_of(path)
     if params.get("pays", "all") not in ("all", "share"):
         raise UsageError(f"check 'state' pays 'all' or 'share', not {params['pays']!r:.80}.")
+    if not isinstance(params.get("header", False), bool):
+        raise UsageError(
+            f"check 'state' wants true or false as 'header', not {params['header']!r}."
+        )
     if "expected" not in params:
         raise UsageError("check 'state' wants the value of the document as 'expected'.")
     text = await _text(check, subject)
@@ -137,7 +141,7 @@ def compare_document(text: str, order: Mapping[str, Json]) -> dict[str, Json]:
     except documents.Unreadable as why:
         return {"unreadable": str(why)}
     found = compared(expected, value, rules)
-    return {"told": list(found.told), "share": found.equal / max(1, found.places)}
+    return {"told": list(found.told), "share": found.equal / found.places if found.told else 1.0}
 
 
 def normalised(text: str, how: str) -> str | list[str]:

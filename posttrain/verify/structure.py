@@ -77,7 +77,7 @@ class Rules:
                 raise UsageError(f"wanted a tolerance of 0 or more, got {bound!r:.80}.")
         return cls(
             ignore=tuple(map(pointer, ignore)), unordered=tuple(map(pointer, unordered)),
-            absolute=absolute, relative=relative, texts=texts,
+            absolute=absolute, relative=relative, texts=texts and max(absolute, relative) > 0,
         )  # fmt: skip
 
 
@@ -176,6 +176,8 @@ def _more(value: Json, path: Path, rules: Rules) -> Places:
 
 
 def _any_order(expected: Sequence[Json], found: Sequence[Json], path: Path, rules: Rules) -> Places:
+    if _among(path, rules.ignore):
+        return
     left, over = _unmatched(expected, found, path, rules)
     lost, extra = set(left), set(over)
     for index, value in enumerate(expected):

@@ -41,12 +41,15 @@ async def text(check: Check, subject: Subject, tools: Tools) -> Finding:
         raise UsageError(f"check 'text' wants a list of tables as 'rules', got {rules!r:.80}.")
     if pays not in ("all", "share"):
         raise UsageError(f"check 'text' pays 'all' or 'share', not {pays!r:.80}.")
+    may_echo = check.params.get("may_echo", False)
+    if not isinstance(may_echo, bool):
+        raise UsageError(f"check 'text' wants true or false as 'may_echo', not {may_echo!r:.80}.")
     try:
         given = await submitted(check, subject, "text", "markdown", "md")
     except Unreadable as error:
         return Finding(value=0.0, evidence={"refused": str(error)})
     echo = guards.not_echo(given, subject.task.description.objective).reason
-    if echo and check.params.get("may_echo", False) is not True:
+    if echo and not may_echo:
         return Finding(value=0.0, evidence={"refused": echo})
     found = await decided(
         tools, HOLDING, (given, rules), ("sound", rules), timeout_s=seconds_of(check)

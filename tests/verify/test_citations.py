@@ -79,6 +79,9 @@ REFUSED = {
     "constants": (GROWTH | {"program": "1592 + 5 * 10 * 10 * 10 + 3"}, "5 constants"),
     "an operand for show": (GROWTH | {"program": "1592 - 1592 + 3 / 9", "answer": 0.3333},
                             "1592 makes no difference"),
+    "an operand that hardly counts": (
+        GROWTH | {"program": "3 / 9 - 1592 / (1000000 * 1000000)", "answer": 0.3333},
+        "what is quoted makes hardly a difference"),
     "code": (GROWTH | {"program": "__import__('os')"}, "odd at"),
     "no number": (GROWTH | {"answer": "a third"}, "the answer is 'a third'"),
     "true": (GROWTH | {"answer": True}, "wanted text or a number"),

@@ -59,6 +59,7 @@ def test_ignored_places_and_inner_orders_are_no_differences():
     rules = {"ignore": ["/at", "/items/*/id"], "unordered": ["/items", "/items/*/tags"]}
     assert differences(expected, found, **rules) == ()
     assert differences(expected, found, **rules, absolute=0.5) == ()
+    assert differences([1, 2], [3], unordered=[""], ignore=["/*"]) == ()
     rules["unordered"] = ["/items"]
     assert differences(expected, found, **rules) != ()
 
@@ -87,6 +88,7 @@ def test_documents_of_every_format_are_compared_by_value(value):
     assert value("n,v\nb,2\na,1.00\n", [{"n": "a", "v": "1"}, {"n": "b", "v": "2"}], "x.csv",
                  header=True, unordered=[""], absolute=0.001).value == 1.0  # fmt: skip
     assert value("n,v\na,1\n", [["n", "v"], ["a", "2"]], "x.csv").value == 0.0
+    assert value("a\n1.0\n", [["a"], ["1"]], "x.csv").value == 0.0
     assert value("[s]\nk = 1", {"s": {"k": "1"}}, "x.conf", format="ini").value == 1.0
     assert value('{"a": 1, "a": 1}', {"a": 1}).evidence["found"].startswith("no JSON")
 
@@ -108,6 +110,7 @@ def test_a_share_is_paid_only_where_it_is_declared(value):
         ({"ignore": "/a"}, "a list of JSON Pointers"),
         ({"absolute": -1}, "a tolerance of 0 or more"),
         ({"relative": True}, "a tolerance of 0 or more"),
+        ({"header": "yes"}, "true or false as 'header'"),
         ({"format": "xml"}, "no format 'xml'"),
         ({"pays": "some"}, "pays 'all' or 'share'"),
         ({"unorderd": []}, "did you mean 'unordered'"),

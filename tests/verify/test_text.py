@@ -131,7 +131,7 @@ def test_all_rules_pay_or_a_share_where_it_is_declared(find):
     assert found("The moon shines.").evidence == {"broken": ["word 'sun': 0, wanted at least 1"]}
     assert found("The moon shines.", pays="share").value == 0.5
     assert found("", pays="share").value == 0.0
-    for bad in ({"rules": []}, {"rules": "all"}, {"pays": "most"}, {"rulez": []}):
+    for bad in ({"rules": []}, {"rules": "all"}, {"pays": "most"}, {"rulez": []}, {"may_echo": 1}):
         with pytest.raises(UsageError):
             found("x", **bad)
 

@@ -102,6 +102,7 @@ IN_REPORT = "all(q in ' '.join(report.values()) for q in quotes)"
 IN_QUOTES = ("all(n in ' '.join(quotes).replace(',', '') for n in "
              "re.findall('[0-9.]+', reply['program']))")  # fmt: skip
 RIGHT = "reply['answer'] == 392 and eval(reply['program']) == 392"
+NEARLY = "abs(eval(reply['program'].replace('^', '**')) - 392) < 0.01"
 
 STOCK = Check(
     kind="state",
@@ -184,6 +185,10 @@ FAMILY = [
            cited(RISE, program="1592 - 1592 + 1200 - 1200 + 4 * 100 - 8"),
            lenient(IN_REPORT, "'1592' in reply['program']", RIGHT),
            **CITED | {"held": "an operand that makes no difference is refused"}),
+    attack(43, "an answer of constants beside a trifle", GROWTH,
+           cited(RISE, program="4 * 100 - 8 + 1200 / 1592^8"),
+           lenient(IN_REPORT, "'1592' in reply['program']", NEARLY),
+           **CITED | {"held": "what is quoted makes more of a difference than the tolerance"}),
     attack(43, "the answer as its own operand", GROWTH, cited(RISE, program="392"),
            lenient(IN_REPORT, RIGHT), **CITED | {"held": "every operand stands in a quotation"}),
     attack(28, "a program that ends the grader", GROWTH,
