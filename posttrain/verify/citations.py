@@ -8,6 +8,7 @@ constants, and none that makes no difference.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -103,9 +104,9 @@ def _terms(check: Check) -> Terms:
     constants = params.get("constants", CONSTANTS)
     bounds = [params.get("relative", RELATIVE), params.get("absolute", 0.0)]
     bounds += constants if isinstance(constants, (list, tuple)) else [constants]
-    if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in bounds):
+    if not all(type(one) in (int, float) and math.isfinite(one) for one in bounds):
         raise UsageError(f"check 'citations' wants tolerances and constants, got {bounds!r:.80}.")
-    if not 0 <= bounds[0] < 1 or not 0 <= bounds[1] < float("inf"):
+    if not 0 <= bounds[0] < 1 or bounds[1] < 0:
         raise UsageError(f"check 'citations' wants tolerances of 0 or more, got {bounds[:2]}.")
     most, answer = params.get("max_chars", MAX_QUOTED_CHARS), params.get("answer")
     if type(most) is not int or most < 1 or not isinstance(computed, bool):

@@ -29,7 +29,7 @@ ENDINGS: Mapping[str, str] = {
     "ini": "ini", "cfg": "ini",
 }  # fmt: skip
 """Format by the ending of a file's name."""
-_BLOCK = re.compile(r"^```([A-Za-z0-9_+-]*)[ \t]*\n(.*?)^```[ \t]*$", re.M | re.S)
+_FENCE = re.compile(r"```([A-Za-z0-9_+-]*)")
 
 
 class Unreadable(ValueError):
@@ -83,10 +83,20 @@ def block(text: str, *languages: str) -> str:
     Raises:
         Unreadable: there is none, or several.
     """
-    found = [body for name, body in _BLOCK.findall(text) if name.lower() in ("", *languages)]
+    found: list[str] = []
+    inside: list[str] | None = None
+    counts = False
+    for line in text.splitlines(keepends=True):
+        if inside is None and (opening := _FENCE.fullmatch(line.rstrip())):
+            inside, counts = [], opening[1].lower() in ("", *languages)
+        elif inside is not None and line.rstrip() == "```":
+            found += ["".join(inside)] if counts else []
+            inside = None
+        elif inside is not None:
+            inside.append(line)
     if len(found) != 1:
         raise Unreadable(f"{len(found)} fenced blocks, wanted one")
-    return str(found[0])
+    return found[0]
 
 
 # --- JSON -----------------------------------------------------------------------------------------

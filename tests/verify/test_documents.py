@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.core.errors import UsageError
-from posttrain.verify.documents import Unreadable, format_of, json_value, read
+from posttrain.verify.documents import Unreadable, block, format_of, json_value, read
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -44,6 +44,20 @@ def _largest(value):
     if isinstance(value, list):
         return max(map(_largest, value), default=0.0)
     return abs(value) if isinstance(value, int | float) else 0.0
+
+
+def test_a_block_is_the_only_one_that_is_closed_and_of_the_language():
+    assert block("a\n```json\n{\n}\n```\nb", "json") == "{\n}\n"
+    assert block("```\n1\n``` \n```python\n2\n```", "json") == "1\n"
+    assert block("```JSON  \n```\n", "json") == ""
+    for text in ("1", "```json\n1", "```json 1```", "```\n1\n```\n```\n2\n```", "a ```\n1\n```"):
+        with pytest.raises(Unreadable, match="fenced blocks, wanted one"):
+            block(text, "json")
+
+
+def test_many_openings_cost_no_time():
+    with pytest.raises(Unreadable):
+        block("```json\n" * 100_000, "json")
 
 
 GOOD = {
