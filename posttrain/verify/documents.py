@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time
 from typing import Any
 
+import yaml
+
 from posttrain.core.errors import UsageError, nearest
 from posttrain.core.task import Json
 
@@ -177,8 +179,6 @@ def _yaml(text: str) -> Json:
     """YAML 1.1, as PyYAML's safe loader reads it: `no` is false, `010` is 8. Aliases are refused: a
     few of them name more than any memory holds.
     """
-    import yaml
-
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
     try:
         node = loader.get_single_node()

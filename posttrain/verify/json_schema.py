@@ -13,6 +13,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jsonschema
+import referencing
+from jsonschema.validators import SPECIFICATIONS, validator_for
+from referencing.jsonschema import DRAFT202012
+
 from posttrain.core.errors import UsageError
 from posttrain.core.task import Check, Json
 from posttrain.verify import documents
@@ -97,11 +102,6 @@ def judged(text: str, schema: Json, formats: bool, answer: Json) -> Json:
 @functools.lru_cache(maxsize=256)
 def _validator(text: str, formats: bool) -> Any:
     """A validator of a schema that is one, and refers to nothing outside."""
-    import jsonschema
-    import referencing
-    from jsonschema.validators import validator_for
-    from referencing.jsonschema import DRAFT202012
-
     schema = json.loads(text)
     kind: Any = validator_for(schema, default=None)
     if isinstance(schema, bool) or "$schema" not in schema:
@@ -114,7 +114,7 @@ def _validator(text: str, formats: bool) -> Any:
         raise _Fault(f"at {error.json_path}: {error.message:.300}") from None
     try:
         resource = referencing.Resource.from_contents(schema, default_specification=DRAFT202012)
-        resolver = jsonschema.validators.SPECIFICATIONS.resolver_with_root(resource)
+        resolver = SPECIFICATIONS.resolver_with_root(resource)
         used = set(_looked_up(resource, resolver))
     except referencing.exceptions.Unresolvable as error:
         raise _Fault(f"it refers to {error.ref!r:.200}, which is not in it") from None

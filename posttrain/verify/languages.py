@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import py3langid
 import regex
 
 from posttrain.core.errors import UsageError, nearest
@@ -29,8 +30,6 @@ _OF_SCRIPTS = regex.compile(r"[\p{L}--[\p{Common}\p{Inherited}]]", regex.V1)
 
 def known() -> frozenset[str]:
     """Codes (ISO 639) of the languages that are told."""
-    import py3langid
-
     return frozenset(code for code, _ in py3langid.rank(""))
 
 
@@ -60,8 +59,6 @@ def other_language(text: str, code: str) -> str:
 
 def told(text: str) -> str:
     """The likeliest language of the words of a text."""
-    import py3langid
-
     return str(py3langid.classify(" ".join(_LETTERS.findall(text)))[0])
 
 

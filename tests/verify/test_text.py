@@ -147,7 +147,7 @@ def test_an_echo_of_the_objective_is_refused_unless_it_may_be_one(find):
 
 def test_a_text_on_which_a_pattern_never_ends_pays_0(make_attempt):
     rules = [{"rule": "count", "pattern": "(?:x+x+)+y", "max": 0}]
-    check = Check(kind="text", params={"rules": rules, "timeout_s": 0.2})
+    check = Check(kind="text", params={"rules": rules, "timeout_s": 0.5})
 
     async def verdict(reply):
         async with ProcessWorkers() as workers:

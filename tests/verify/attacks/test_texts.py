@@ -35,7 +35,7 @@ def attack(entry, name, check, reply, condition, *, held, right, wrong, **more):
 
 
 def schema(value, **more):
-    return Check(kind="json_schema", params={"schema": value, "timeout_s": 0.5} | more)
+    return Check(kind="json_schema", params={"schema": value} | more)
 
 
 def rules(*tables):
@@ -49,7 +49,7 @@ PERSON = schema(
      "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}}}, answer={"age": 36},
 )  # fmt: skip
 ADA, EVE = '{"age": 36}', '{"age": 35}'
-SLOW = schema({"type": "string", "pattern": "^(?:[a-z]+)+$"}, timeout_s=0.2)
+SLOW = schema({"type": "string", "pattern": "^(?:[a-z]+)+$"}, timeout_s=0.5)
 STRICT_JSON = "JSON is read strictly: one value, no name twice, no NaN"
 BY_RE = """
 import re, sys
