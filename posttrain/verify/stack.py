@@ -24,7 +24,9 @@ from posttrain.verify.citations import citations
 from posttrain.verify.code import differential, stdio, suite
 from posttrain.verify.declared import Declared
 from posttrain.verify.execution import program
+from posttrain.verify.final_state import final_state
 from posttrain.verify.fingerprint import fingerprint
+from posttrain.verify.geometry import geometry
 from posttrain.verify.json_schema import json_schema
 from posttrain.verify.judge import JUDGE, SAID, judge
 from posttrain.verify.kinds import REPLY_KINDS, Kind, Subject, Tools
@@ -32,6 +34,7 @@ from posttrain.verify.layers import Finding
 from posttrain.verify.reward_model import reward_model
 from posttrain.verify.state import state
 from posttrain.verify.text import text
+from posttrain.verify.tool_calls import tool_calls
 
 ENTRY_POINT_GROUP = "posttrain.checks"
 BUILT_IN: Mapping[str, Kind] = {
@@ -44,6 +47,9 @@ BUILT_IN: Mapping[str, Kind] = {
     "json_schema": json_schema,
     "text": text,
     "citations": citations,
+    "tool_calls": tool_calls,
+    "final_state": final_state,
+    "geometry": geometry,
     "judge": judge,
     "reward_model": reward_model,
 }
