@@ -128,9 +128,7 @@ async def _reached(path: str, actions: Sequence[str], subject: Subject, tools: T
         raise VerifierError("reference actions want an environment of the task, and sandboxes.")
     async with tools.sandboxes.lease(environment) as sandbox:
         for action in actions:
-            ended = await sandbox.exec(
-                ["bash", "-c", action], timeout_s=environment.exec_timeout_s
-            )
+            ended = await sandbox.exec(["bash", "-c", action], timeout_s=environment.exec_timeout_s)
             if ended.exit_code != 0:
                 raise VerifierError(
                     f"reference action {action!r:.200} ended with {ended.cause} "

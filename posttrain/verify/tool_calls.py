@@ -65,9 +65,7 @@ async def tool_calls(check: Check, subject: Subject, tools: Tools) -> Finding:
         except Unreadable as error:
             return Finding(value=0.0, evidence={"refused": str(error)})
     sound: Json = [] if where == "calls" else "[]"
-    found = await decided(
-        tools, JUDGE, (given, order), (sound, order), timeout_s=seconds_of(check)
-    )
+    found = await decided(tools, JUDGE, (given, order), (sound, order), timeout_s=seconds_of(check))
     why = found.refused or found.answer["why"]
     if not why and not order["expected"] and not subject.reply.strip():
         why = "empty"
@@ -176,7 +174,9 @@ def judged(given: Json, order: Mapping[str, Json]) -> dict[str, Json]:
 def _writes(text: str, schemas: Mapping[str, Json]) -> bool:
     """Whether prose holds what could be a call of one of the tools."""
     names = "|".join(map(re.escape, schemas))
-    return bool(names) and bool(re.search(rf"(?:{names})\s*\(|\"name\"\s*:\s*\"(?:{names})\"", text))
+    return bool(names) and bool(
+        re.search(rf"(?:{names})\s*\(|\"name\"\s*:\s*\"(?:{names})\"", text)
+    )
 
 
 def _unmatched(faults: Sequence[Sequence[str]]) -> int | None:
@@ -223,15 +223,13 @@ def _possible(values: Sequence[Json], value: Json, schema: Json, loose: bool) ->
     possible one has another (a name of something, where the schema says what that is).
     """
     fits = _fits(value, schema)
-    return any(
-        _equal(one, value, loose) and (fits or not _fits(one, schema)) for one in values
-    )
+    return any(_equal(one, value, loose) and (fits or not _fits(one, schema)) for one in values)
 
 
 def _fits(value: Json, schema: Json) -> bool:
     """Whether a value has the type that a schema says; whole numbers are numbers, never booleans.
 
-    >>> _fits(3, {"type": "float"}), _fits(3.0, {"type": "integer"}), _fits(True, {"type": "integer"})
+    >>> _fits(3, {"type": "float"}), _fits(3.0, {"type": "integer"}), _fits(True, {"type": "long"})
     (True, False, False)
     """
     if not isinstance(schema, Mapping):

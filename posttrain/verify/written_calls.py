@@ -49,7 +49,7 @@ def of_json(value: Json) -> list[Call]:
     Raises:
         Unreadable: no object with `name` and `arguments`, or no list of such.
     """
-    found = []
+    found: list[Call] = []
     for one in value if isinstance(value, list) else [value]:
         if not isinstance(one, dict) or set(one) != {"name", "arguments"}:
             raise Unreadable("a call is an object with 'name' and 'arguments' and nothing else")

@@ -116,7 +116,9 @@ def coil(turns=2.0, count=160, ring=8):
     for angle in angles:
         out = np.array([np.cos(angle), np.sin(angle), 0])
         around = 2 * np.pi * np.arange(ring) / ring
-        places += [3 * out + np.cos(one) * out + np.sin(one) * np.array([0, 0, 1]) for one in around]
+        places += [
+            3 * out + np.cos(one) * out + np.sin(one) * np.array([0, 0, 1]) for one in around
+        ]
     for n in range(count - 1):
         for k in range(ring):
             a, b = n * ring + k, n * ring + (k + 1) % ring
@@ -129,7 +131,10 @@ def coil(turns=2.0, count=160, ring=8):
     return trimesh.Trimesh(places, faces, process=False)
 
 
-LONE = b"facet normal 0 0 0\nouter loop\nvertex %s 0 0\nvertex 1 0 0\nvertex 0 1 0\nendloop\nendfacet\n"
+LONE = (
+    b"facet normal 0 0 0\nouter loop\nvertex %s 0 0\nvertex 1 0 0\nvertex 0 1 0\n"
+    b"endloop\nendfacet\n"
+)
 ASCII = written(BOX, "stl_ascii")
 FLAWED = {
     "inverted": inverted(BOX),
@@ -201,8 +206,7 @@ def test_what_the_task_declares_wrongly_is_an_error(params, value):
         value(BOX, **params)
 
 
-def test_a_lost_worker_is_an_error_and_a_reader_that_dies_of_the_mesh_is_not(find, tools, value,
-                                                                            monkeypatch):  # fmt: skip
+def test_a_lost_worker_is_an_error_and_a_reader_that_dies_is_not(find, tools, value, monkeypatch):
     async def call(self, function, *arguments, timeout_s):
         if arguments[0] != kind.SOUND or self.lost:
             raise WorkerError("it died.")

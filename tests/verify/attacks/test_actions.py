@@ -1,7 +1,5 @@
 """Calls, states and solids that look like what was asked for, from one side."""
 
-import json
-
 from trimesh import creation, util
 
 from posttrain.core.task import Check
@@ -10,7 +8,8 @@ from tests.verify.attacks.attack import Attack, Left, Naive, file
 # --- calls ----------------------------------------------------------------------------------------
 
 SCHEMA = {"type": "object", "required": ["city"], "properties": {
-    "city": {"type": "string"}, "days": {"type": "integer"}, "far": {"type": "boolean"}}}  # fmt: skip
+    "city": {"type": "string"}, "days": {"type": "integer"}, "far": {"type": "boolean"},
+}}  # fmt: skip
 TOOLS = [{"name": "weather", "parameters": SCHEMA}, {"name": "stop", "parameters": {}}]
 
 
@@ -41,7 +40,7 @@ def call(entry, name, check, reply, condition, *, held, right="weather(city='Osl
 
 # --- states ---------------------------------------------------------------------------------------
 
-PAY = "echo '{\"paid\": [\"a\"], \"open\": 1}' > shop.json"
+PAY = 'echo \'{"paid": ["a"], "open": 1}\' > shop.json'
 SHOP = Check(kind="final_state", params={"path": "shop.json", "actions": [PAY]})
 MAKE = "python3 -c \"import sqlite3; c = sqlite3.connect('shop.db'); c.executescript('{}')\""
 ROW = MAKE.format("create table item (name, price); insert into item values (1, 2);")
@@ -52,8 +51,6 @@ rows = sqlite3.connect("shop.db").execute("select name, price from item").fetcha
 raise SystemExit(rows != [(1, 2)])
 """
 BY_KEYS = """
-import json
-gold, found = {"paid": ["a"], "open": 1}, json.load(open("shop.json"))
 raise SystemExit(not (%s))
 """
 
@@ -88,7 +85,10 @@ INWARDS.invert()
 CUP = CORNER.copy()
 CUP.update_faces((CORNER.triangles > 0).any(axis=1).all(axis=1))
 CUP.update_faces([not (abs(one) < 1e-9).all(axis=0).any() for one in CUP.triangles])
-NAN = "facet normal 0 0 0\nouter loop\nvertex nan 0 0\nvertex 1 0 0\nvertex 0 1 0\nendloop\nendfacet\n"
+NAN = (
+    "facet normal 0 0 0\nouter loop\nvertex nan 0 0\nvertex 1 0 0\nvertex 0 1 0\n"
+    "endloop\nendfacet\n"
+)
 VOLUME = Check(kind="geometry", params={"path": "part.stl", "volume": 24})
 SHAPE = Check(kind="geometry", params={"path": "part.stl", "reference": {"box": list(SIDES)},
                                        "iou": 0.98})  # fmt: skip
@@ -113,7 +113,8 @@ def part(entry, name, body, condition, *, held, check=VOLUME, wrong=HALF):
     return Attack(
         entry=entry, name=name, kind="geometry", held=held, checks=(check,),
         artefacts=(file("part.stl"),), left=Left(files={"part.stl": text}),
-        honest=Left(files={"part.stl": text_of(BOX)}), wrong=Left(files={"part.stl": text_of(wrong)}),
+        honest=Left(files={"part.stl": text_of(BOX)}),
+        wrong=Left(files={"part.stl": text_of(wrong)}),
         naive=Naive(command=("python3", "-c", BY_FACES % condition)),
     )  # fmt: skip
 
@@ -176,4 +177,3 @@ def test_what_only_looks_right_earns_nothing(attack, trial):
 
 def test_the_cup_is_what_it_says():
     assert 0 < len(CUP.faces) < len(CORNER.faces)
-    assert json.dumps(SHAPE.params)
