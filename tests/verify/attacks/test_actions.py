@@ -51,6 +51,8 @@ rows = sqlite3.connect("shop.db").execute("select name, price from item").fetcha
 raise SystemExit(rows != [(1, 2)])
 """
 BY_KEYS = """
+import json
+gold, found = {"paid": ["a"], "open": 1}, json.load(open("shop.json"))
 raise SystemExit(not (%s))
 """
 
