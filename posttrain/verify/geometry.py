@@ -1,6 +1,7 @@
 """The kind `geometry`: is the mesh that an attempt left the solid that was asked for?
 
-Meshes are read and cut in a worker (`verify/mesh.py`). The one thing that must stay true: a mesh
+Meshes are read and cut in a worker: of `verify/mesh.py` nothing runs here but its import, by which
+it is part of this kind's fingerprint. The one thing that must stay true: a mesh
 that is no closed solid of one sheet pays 0, whatever its numbers, and so does one that its reader
 does not survive; a worker that fails at a sound mesh as well is an error.
 """
@@ -13,11 +14,12 @@ from collections.abc import Mapping, Sequence
 
 from posttrain.core.errors import UsageError, VerifierError, nearest
 from posttrain.core.task import Check, Json
+from posttrain.verify import mesh
 from posttrain.verify.decided import decided
 from posttrain.verify.kinds import Subject, Tools, allowed, seconds_of, text_of
 from posttrain.verify.layers import Finding
 
-MEASURER = "posttrain.verify.mesh:measured"
+MEASURER = f"{mesh.__name__}:{mesh.measured.__name__}"
 MAX_FILE_BYTES = 8 << 20
 FORMATS = ("stl", "obj", "ply", "off")
 COUNTS = ("bodies", "genus")

@@ -13,6 +13,7 @@ from posttrain.core.task import Check
 from posttrain.sandbox.worker import ProcessWorkers
 from posttrain.verify import geometry as kind
 from posttrain.verify import mesh
+from posttrain.verify.fingerprint import sources
 from posttrain.verify.geometry import geometry
 
 BOX = creation.box([2, 3, 4])
@@ -240,3 +241,7 @@ def test_a_turned_box_keeps_its_volume_and_is_one_sheet(sizes, angle, seed):
     told = measured(body, seed=seed)
     assert told["volume"] == pytest.approx(np.prod(sizes), rel=1e-4)
     assert told["bodies"] == 1
+
+
+def test_the_code_that_measures_is_part_of_the_verifiers_version():
+    assert mesh.__name__ in sources(kind.__name__)
