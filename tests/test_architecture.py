@@ -33,7 +33,7 @@ PURE = {
     "schedule": "lanes staleness budget affinity stragglers device account",
     "observe": "statistics cost",
     "domains": "domain catalogue mixture epochs",
-    "verify": "layers guards drift signals monitor answers",
+    "verify": "layers guards drift signals monitor answers arithmetic segments structure",
     "rollout": "attempt render wire tools",
     "train": "advantages pack",
     "evals": "metrics gate summary plots review selection rates",

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from posttrain.cli import main, sources
+from posttrain.core import codec
 from posttrain.core.task import Artefact, Check, Environment, Limits
 from posttrain.domains import catalogue, taskset
 from posttrain.sandbox import drivers
-from posttrain.verify import state
+from posttrain.verify import segments, state, text
 from posttrain.verify.stack import BUILT_IN
 
 ROOT = Path(__file__).parents[1]
 TASKS = (ROOT / "docs" / "TASKS.md").read_text(encoding="utf-8")
+CHECKS = (ROOT / "docs" / "CHECKS.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -53,17 +56,31 @@ def test_every_field_of_what_authors_write_is_documented(kind: type) -> None:
         assert field.name in internal or f"`{field.name}" in TASKS, f"{kind.__name__}.{field.name}"
 
 
-def test_every_key_kind_and_assertion_is_documented_and_no_other() -> None:
+def listed(head: str) -> set[str]:
+    """The names in the first column of a table of the page of checks."""
+    table = CHECKS[CHECKS.index(f"| {head} |") :].partition("\n\n")[0]
+    rows = [line.split("|")[1] for line in table.splitlines()[2:]]
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
+def test_every_key_kind_assertion_rule_and_unit_is_documented_and_no_other() -> None:
     for key in taskset._TASK_KEYS:
         assert f"`{key}`" in TASKS, key
-    for head, wanted in (("kind", set(BUILT_IN)), ("`assert`", set(state._ASSERTIONS))):
-        table = TASKS[TASKS.index(f"| {head} |") :].partition("\n\n")[0]
-        rows = [line.split("|")[1] for line in table.splitlines()[2:]]
-        assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == wanted
+    assert listed("kind") == set(BUILT_IN)
+    assert listed("`assert`") == set(state._ASSERTIONS)
+    assert listed("`rule`") == set(text.RULES)
+    assert listed("`unit`") == set(segments.UNITS)
+
+
+def test_the_page_of_checks_shows_one_of_each_kind() -> None:
+    (block,) = re.findall(r"```toml\n(.*?)```", CHECKS, re.S)
+    checks = [codec.from_json(Check, one) for one in tomllib.loads(block)["checks"]]
+    assert {check.kind for check in checks} == set(BUILT_IN)
 
 
 EXAMPLES = {
-    "tasks.toml": ("my.tasks", 2), "shell_domain.py:COUNTING": ("my.counting", 2),
+    "tasks.toml": ("my.tasks", 2), "checks.toml": ("my.checks", 2),
+    "shell_domain.py:COUNTING": ("my.counting", 2),
 }  # fmt: skip
 
 

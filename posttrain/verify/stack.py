@@ -20,15 +20,21 @@ from posttrain.core.task import Check, Place
 from posttrain.core.trajectory import Trajectory
 from posttrain.core.verdict import Component, Verdict
 from posttrain.verify import layers
+from posttrain.verify.citations import citations
 from posttrain.verify.code import differential, stdio, suite
 from posttrain.verify.declared import Declared
 from posttrain.verify.execution import program
+from posttrain.verify.final_state import final_state
 from posttrain.verify.fingerprint import fingerprint
+from posttrain.verify.geometry import geometry
+from posttrain.verify.json_schema import json_schema
 from posttrain.verify.judge import JUDGE, SAID, judge
 from posttrain.verify.kinds import REPLY_KINDS, Kind, Subject, Tools
 from posttrain.verify.layers import Finding
 from posttrain.verify.reward_model import reward_model
 from posttrain.verify.state import state
+from posttrain.verify.text import text
+from posttrain.verify.tool_calls import tool_calls
 
 ENTRY_POINT_GROUP = "posttrain.checks"
 BUILT_IN: Mapping[str, Kind] = {
@@ -38,6 +44,12 @@ BUILT_IN: Mapping[str, Kind] = {
     "suite": suite,
     "differential": differential,
     "state": state,
+    "json_schema": json_schema,
+    "text": text,
+    "citations": citations,
+    "tool_calls": tool_calls,
+    "final_state": final_state,
+    "geometry": geometry,
     "judge": judge,
     "reward_model": reward_model,
 }

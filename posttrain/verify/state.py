@@ -13,15 +13,17 @@ import base64
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
 from posttrain.core.errors import UsageError, VerifierError, nearest
 from posttrain.core.task import Check, Entry, EntryKind, Json
-from posttrain.verify import sqlite_reader
+from posttrain.verify import documents, sqlite_reader
+from posttrain.verify.decided import decided
 from posttrain.verify.declared import Declared
 from posttrain.verify.kinds import Kind, Subject, Tools, allowed, seconds_of, text_of
 from posttrain.verify.layers import Finding
+from posttrain.verify.structure import Rules, compared, same_json
 
 MAX_FILE_BYTES = 8 << 20
 MAX_ENTRIES = 4_096
@@ -32,6 +34,8 @@ QUERY_WALL_FACTOR = 100
 load reaches would make `verifier_failed` of a slow view, which is worth 0.
 """
 SQLITE_READER = "posttrain.verify.state:read_rows"
+DOCUMENT_READER = "posttrain.verify.state:compare_document"
+_OF_DOCUMENTS = ("expected", "ignore", "unordered", "absolute", "relative", "header")
 _MISSING = Finding(value=0.0, evidence={"found": "no such regular file"})
 _TOO_LARGE = Finding(value=0.0, evidence={"found": f"more than {MAX_FILE_BYTES} bytes"})
 
@@ -39,22 +43,26 @@ _TOO_LARGE = Finding(value=0.0, evidence={"found": f"more than {MAX_FILE_BYTES} 
 async def state(check: Check, subject: Subject, tools: Tools) -> Finding:
     """One assertion: `params.assert` names it, `path` its place, `expected` what must be there.
 
-    `file_equals` (text; `normalise`: exact, strip, lines or sorted_lines), `json_equals` (value),
-    `sqlite_rows` (`query`, rows; `normalise`: exact order, or sorted_lines), `file_absent`,
-    `file_mode` (octal text), `tree_unchanged` (relative path → text of every file below `path`,
-    and nothing else; `except`: paths that may differ).
+    `file_equals` (text; `normalise`: exact, strip, lines or sorted_lines), `document_equals` (value
+    of a JSON, TOML, YAML, CSV, TSV or INI document; `format`, where the file's ending does not tell
+    it, `header`, `ignore` and `unordered` (JSON Pointers, `*` for any name or index), `absolute`
+    and `relative` tolerance of numbers, `pays`: all, or the share of places), `sqlite_rows`
+    (`query`, rows; `normalise`: exact order, or sorted_lines), `file_absent`, `file_mode` (octal
+    text), `tree_unchanged` (relative path → text of every file below `path`, and nothing else;
+    `except`: paths that may differ).
     """
-    allowed(check, "assert", "path", "expected", "normalise", "query", "except", "timeout_s")
     name = text_of(check, "assert")
-    if subject.sealed is None:
-        raise VerifierError("the attempt left no sealed file system to look at.")
-    subject.sealed.ensure(text_of(check, "path"))
     if name not in _ASSERTIONS:
         raise UsageError(
             f"no state assertion {name!r}{nearest(name, _ASSERTIONS)}.",
             f"name one of {', '.join(_ASSERTIONS)}",
         )
-    return await _ASSERTIONS[name](check, subject, tools)
+    assertion, parameters = _ASSERTIONS[name]
+    allowed(check, "assert", "path", *parameters)
+    if subject.sealed is None:
+        raise VerifierError("the attempt left no sealed file system to look at.")
+    subject.sealed.ensure(text_of(check, "path"))
+    return await assertion(check, subject, tools)
 
 
 # --- contents ---------------------------------------------------------------------------------
@@ -88,16 +96,52 @@ async def _file_equals(check: Check, subject: Subject, tools: Tools) -> Finding:
     return Finding(value=float(equal), evidence={} if equal else {"found": text[:200]})
 
 
-async def _json_equals(check: Check, subject: Subject, tools: Tools) -> Finding:
+async def _document_equals(check: Check, subject: Subject, tools: Tools) -> Finding:
+    """In a worker: what was left may be laborious to read or to compare."""
+    path, params = text_of(check, "path"), check.params
+    how = str(params.get("format", "")) or documents.format_of(path)
+    if params.get("pays", "all") not in ("all", "share"):
+        raise UsageError(f"check 'state' pays 'all' or 'share', not {params['pays']!r:.80}.")
+    if not isinstance(params.get("header", False), bool):
+        raise UsageError(
+            f"check 'state' wants true or false as 'header', not {params['header']!r}."
+        )
+    if "expected" not in params:
+        raise UsageError("check 'state' wants the value of the document as 'expected'.")
     text = await _text(check, subject)
     if isinstance(text, Finding):
         return text
+    order = {"format": how, **{key: params[key] for key in _OF_DOCUMENTS if key in params}}
+    found = await decided(
+        tools, DOCUMENT_READER, (text, order), ("", order), timeout_s=seconds_of(check)
+    )
+    if found.refused:
+        return Finding(value=0.0, evidence={"found": found.refused})
+    if "fault" in found.answer:
+        raise UsageError(f"check 'state': {found.answer['fault']}")
+    if "unreadable" in found.answer:
+        return Finding(value=0.0, evidence={"found": found.answer["unreadable"]})
+    told, share = found.answer["told"], found.answer["share"]
+    value = share if params.get("pays") == "share" else float(not told)
+    return Finding(value=value, evidence={"differences": told} if told else {})
+
+
+def compare_document(text: str, order: Mapping[str, Json]) -> dict[str, Json]:
+    """What differs between a document and `order["expected"]`; for workers only."""
+    expected, how = order["expected"], order["format"]
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return Finding(value=0.0, evidence={"found": "no JSON"})
-    equal = same_json(check.params.get("expected"), value)
-    return Finding(value=float(equal), evidence={} if equal else {"found": text[:200]})
+        rules = Rules.of(
+            order.get("ignore", ()), order.get("unordered", ()),
+            absolute=order.get("absolute", 0.0), relative=order.get("relative", 0.0),
+            texts=how in ("csv", "tsv", "ini"),
+        )  # fmt: skip
+        value = documents.read(text, how, header=order.get("header", False) is True)
+    except UsageError as error:
+        return {"fault": str(error)}
+    except documents.Unreadable as why:
+        return {"unreadable": str(why)}
+    found = compared(expected, value, rules)
+    return {"told": list(found.told), "share": found.equal / found.places if found.told else 1.0}
 
 
 def normalised(text: str, how: str) -> str | list[str]:
@@ -123,25 +167,6 @@ def normalised(text: str, how: str) -> str | list[str]:
         return sorted(lines)
     known = ("exact", "strip", "lines", "sorted_lines")
     raise UsageError(f"no normalisation {how!r}{nearest(how, known)}.", f"name one of {known}")
-
-
-def same_json(expected: Json, found: Json) -> bool:
-    """Equality of JSON values: strict about types, except that 1 and 1.0 are one number.
-
-    >>> same_json({"a": 1}, {"a": 1.0}), same_json([1], [True]), same_json(None, 0)
-    (True, False, False)
-    """
-    if isinstance(expected, bool) or isinstance(found, bool) or expected is None or found is None:
-        return expected is found
-    if isinstance(expected, Mapping) and isinstance(found, Mapping):
-        return set(expected) == set(found) and all(
-            same_json(value, found[key]) for key, value in expected.items()
-        )
-    if isinstance(expected, (list, tuple)) and isinstance(found, (list, tuple)):
-        return len(expected) == len(found) and all(map(same_json, expected, found))
-    if isinstance(expected, int | float) and isinstance(found, int | float):
-        return expected == found
-    return type(expected) is type(found) and bool(expected == found)
 
 
 # --- databases --------------------------------------------------------------------------------
@@ -259,11 +284,12 @@ def _below(root: str, path: str) -> str:
     return str(PurePosixPath(root) / path)
 
 
-_ASSERTIONS: Mapping[str, Kind] = {
-    "file_equals": _file_equals,
-    "json_equals": _json_equals,
-    "sqlite_rows": _sqlite_rows,
-    "file_absent": _file_absent,
-    "file_mode": _file_mode,
-    "tree_unchanged": _tree_unchanged,
+_ASSERTIONS: Mapping[str, tuple[Kind, Sequence[str]]] = {
+    "file_equals": (_file_equals, ("expected", "normalise")),
+    "document_equals": (_document_equals, ("format", "pays", "timeout_s", *_OF_DOCUMENTS)),
+    "sqlite_rows": (_sqlite_rows, ("expected", "normalise", "query", "timeout_s")),
+    "file_absent": (_file_absent, ()),
+    "file_mode": (_file_mode, ("expected",)),
+    "tree_unchanged": (_tree_unchanged, ("expected", "except")),
 }
+"""Each with the parameters that it has beside its place."""

@@ -46,7 +46,7 @@ def holds(check: Check, root: Path) -> bool:
             return path.is_file() and same(path.read_text(), expected, params["normalise"])
         case "file_mode":
             return path.exists() and format(stat.S_IMODE(path.stat().st_mode), "o") == expected
-        case "json_equals":
+        case "document_equals":
             return path.is_file() and json.loads(path.read_text()) == expected
         case "sqlite_rows":
             return rows(path, params["query"]) == expected

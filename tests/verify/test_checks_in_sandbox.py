@@ -11,6 +11,7 @@ from posttrain.core.task import Check, Environment
 from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
 from posttrain.verify.kinds import Tools
 from posttrain.verify.stack import Stack
+from tests.verify.conftest import InlineWorkers
 
 ENVIRONMENT = Environment(files={"a.txt": "one\n", "d/b.txt": "two\n"})
 
@@ -24,7 +25,7 @@ def judge(make_attempt, *checks, commands=(), reply="done"):
                 await sandboxes.abilities()
             except IsolationError as error:
                 pytest.skip(str(error))
-            stack = Stack(Tools(clock=RealClock(), sandboxes=sandboxes))
+            stack = Stack(Tools(clock=RealClock(), workers=InlineWorkers(), sandboxes=sandboxes))
             async with sandboxes.lease(ENVIRONMENT) as sandbox:
                 for command in commands:
                     result = await sandbox.exec(["sh", "-c", command])
@@ -48,7 +49,7 @@ def test_every_assertion_holds_over_a_workspace_left_as_it_should_be(make_attemp
     verdict = judge(
         make_attempt,
         state("file_equals", "new.txt", expected="x\n"),
-        state("json_equals", "j.json", expected=[1]),
+        state("document_equals", "j.json", expected=[1]),
         state("file_absent", "gone.txt"),
         state("file_mode", "new.txt", expected="640"),
         state("tree_unchanged", ".", expected=files, **{"except": ["new.txt", "j.json"]}),
@@ -145,7 +146,7 @@ def over_one_file(**params):
 
 KINDS = {
     "file_equals": state("file_equals", "out.txt", expected="wanted\n"),
-    "json_equals": state("json_equals", "out.txt", expected="wanted"),
+    "document_equals": state("document_equals", "out.txt", format="json", expected="wanted"),
     "file_mode": state("file_mode", "out.txt", expected="701"),
     "file_absent": state("file_absent", "a.txt"),
     "tree_unchanged": state("tree_unchanged", ".", expected={"out.txt": "wanted\n"}),

@@ -9,7 +9,8 @@ from posttrain.core.errors import UsageError, VerifierError, WorkerError
 from posttrain.core.task import Check
 from posttrain.verify import state as states
 from posttrain.verify.kinds import Subject, Tools
-from posttrain.verify.state import normalised, same_json, state
+from posttrain.verify.state import normalised, state
+from posttrain.verify.structure import same_json
 
 
 @pytest.fixture
@@ -31,11 +32,11 @@ def test_a_file_is_compared_as_the_check_says(value, workspace):
     assert value("file_equals", "a.txt", expected="a\nb", normalise="sorted_lines") == 1.0
 
 
-@pytest.mark.parametrize("name", ["file_equals", "json_equals"])
+@pytest.mark.parametrize("name", ["file_equals", "document_equals"])
 def test_a_missing_file_is_the_attempts_doing(name, value, workspace):
-    (workspace / "folder").mkdir()
-    assert value(name, "none.txt", expected="x") == 0.0
-    assert value(name, "folder", expected="x") == 0.0
+    (workspace / "folder.json").mkdir()
+    assert value(name, "none.json", expected="x") == 0.0
+    assert value(name, "folder.json", expected="x") == 0.0
 
 
 def test_a_link_to_the_right_content_is_no_file(value, workspace, tmp_path):
@@ -58,10 +59,10 @@ def test_too_large_or_undecodable_files_pay_nothing(value, workspace, monkeypatc
 
 def test_json_is_compared_by_value_and_type(value, workspace):
     (workspace / "a.json").write_text('{"b": [1, true], "a": null}')
-    assert value("json_equals", "a.json", expected={"a": None, "b": [1, True]}) == 1.0
-    assert value("json_equals", "a.json", expected={"a": None, "b": [1, 1]}) == 0.0
+    assert value("document_equals", "a.json", expected={"a": None, "b": [1, True]}) == 1.0
+    assert value("document_equals", "a.json", expected={"a": None, "b": [1, 1]}) == 0.0
     (workspace / "bad.json").write_text("{" + "[" * 100_000)
-    assert value("json_equals", "bad.json", expected={}) == 0.0
+    assert value("document_equals", "bad.json", expected={}) == 0.0
 
 
 def test_absence_is_absence_of_anything(value, workspace):

@@ -79,7 +79,7 @@ def has_mode(path: str, mode: str, *, gate: bool = False) -> Check:
 
 def is_json(path: str, value: Json) -> Check:
     """A goal: the file holds this JSON value, however written."""
-    return _state("json_equals", path, expected=value)
+    return _state("document_equals", path, expected=value)
 
 
 def selects(path: str, query: str, rows: Sequence[Sequence[Json]], *, gate: bool = False) -> Check:

@@ -12,7 +12,7 @@ from tests.verify.attacks.attack import Attack
 
 PAGE = Path(__file__).parents[3] / "docs" / "VERIFICATION.md"
 BEGIN, END = "<!-- attacks: begin -->", "<!-- attacks: end -->"
-FAMILIES = ("suites", "programs", "workspaces", "answers", "failures")
+FAMILIES = ("suites", "programs", "workspaces", "answers", "texts", "actions", "failures")
 
 ELSEWHERE = {
     11: "history of a repository: no kind of ours reads one",

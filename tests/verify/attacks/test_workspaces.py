@@ -112,7 +112,8 @@ FAMILY = [
            commands=("ln -s ../expected.txt out.txt; rm out.txt; ln -s expected.txt out.txt",)),
     attack(29, "an empty object", held="values are compared whole",
            **ANSWER | {"checks": (Check(kind="state", params={
-               "assert": "json_equals", "path": "out.txt", "expected": {"a": 1, "b": [2]}}),),
+               "assert": "document_equals", "path": "out.txt", "format": "json",
+               "expected": {"a": 1, "b": [2]}}),),
                "honest": Left(files={"out.txt": '{"b": [2], "a": 1}'})},
            files={"out.txt": "{}"},
            naive=Naive(command=("python3", "-c", "import json\ngold = {'a': 1, 'b': [2]}\n"
