@@ -199,14 +199,11 @@ class BubblewrapSandbox(Leased):
     ) -> ExecResult:
         """As the port says."""
         limit_s = self._limit_s(argv, timeout_s)
-        reaches_out = self._environment.network.reaches_out
         order = {
-            "op": "exec", "lease": self.name, "run": next(self._runs), "argv": list(argv),
-            "timeout_s": limit_s, "cap_bytes": self._environment.max_output_bytes,
-            "limits": process_limits(self._environment), "listen": listen is not None,
-            "variables": egress.VARIABLES if reaches_out else {},
+            "op": "exec", "lease": self.name, "run": next(self._runs),
+            "listen": listen is not None, **self._command(argv, limit_s),
         }  # fmt: skip
-        if reaches_out:
+        if self._environment.network.reaches_out:
             await self._serve_door()
         try:
             answer = await self.channel.send(order, stdin, listen=listen)
@@ -215,6 +212,18 @@ class BubblewrapSandbox(Leased):
             self.channel.post({"op": "kill", "lease": self.name, "run": order["run"]})
             raise
         return ExecResult(**{name: head[name] for name in ExecResult.__slots__})
+
+    async def begin(self, argv: Sequence[str]) -> None:
+        """As `source.Made`."""
+        await self._ask("begin", **self._command(argv, self._limit_s(argv, None)))
+
+    def _command(self, argv: Sequence[str], limit_s: float) -> dict[str, Any]:
+        return {
+            "argv": list(argv), "timeout_s": limit_s,
+            "cap_bytes": self._environment.max_output_bytes,
+            "limits": process_limits(self._environment),
+            "variables": egress.VARIABLES if self._environment.network.reaches_out else {},
+        }  # fmt: skip
 
     async def _serve_door(self) -> None:
         """Serve a proxy in the namespaces there are now; a time limit ends those there were."""

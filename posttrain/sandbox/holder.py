@@ -21,7 +21,7 @@ from posttrain.core.errors import SandboxError
 from posttrain.sandbox import cgroups, rootfs, seccomp, spec, workspace
 from posttrain.sandbox.cgroups import CgroupPlace
 from posttrain.sandbox.channel import Reply
-from posttrain.sandbox.command import Run
+from posttrain.sandbox.command import Begun, Run
 from posttrain.sandbox.disks import ARTEFACTS, BASE, DISK, Disk, Disks
 from posttrain.sandbox.live import Live
 from posttrain.sandbox.usher import Command, Ushers
@@ -43,6 +43,8 @@ class Lease:
     """Its namespaces, started with its first command; files outlive them."""
     memory_lost: bool = False
     """Whether processes of commands have ended, which no command's result has told yet."""
+    begun: Begun | None = None
+    """A command that waits in the namespaces for its input."""
     starting: asyncio.Lock = field(default_factory=asyncio.Lock)
     runs: dict[int, Run] = field(default_factory=dict)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -50,6 +52,19 @@ class Lease:
 
     def __post_init__(self) -> None:
         self.thawed.set()
+
+    def put(self, begun: Begun | None) -> None:
+        """Let a command wait; one that waited is let go."""
+        before, self.begun = self.begun, begun
+        if before is not None:
+            before.close()
+
+    def take(self, command: Command) -> Begun | None:
+        """The command that waits, if it is this one; another one is let go."""
+        if self.begun is None or not self.begun.is_of(command):
+            return self.put(None)
+        begun, self.begun = self.begun, None
+        return begun
 
     async def freeze(self) -> None:
         """Bring what runs to a stand. Time stands still only then: what cannot be stopped must not
@@ -106,6 +121,8 @@ class Holder:
             case "exec":
                 listen = reply.part if head["listen"] else None
                 return _result(await self._exec(head, body, listen)), b""
+            case "begin":
+                await self._begin(head)
             case "kill":
                 self._kill(head["lease"], head["run"])
             case "seal":
@@ -178,12 +195,7 @@ class Holder:
     async def _exec(
         self, head: Mapping[str, Any], stdin: bytes, listen: Callable[[str, bytes], None] | None
     ) -> ExecResult:
-        lease = self._lease(head["lease"])
-        command = Command(
-            argv=tuple(word.encode("utf-8", "surrogatepass") for word in head["argv"]),
-            stdin=stdin, timeout_s=head["timeout_s"], cap_bytes=head["cap_bytes"],
-            limits=head["limits"], variables=head["variables"],
-        )  # fmt: skip
+        lease, command = self._lease(head["lease"]), _command(head, stdin)
         run = Run(command, listen=listen)
         lease.runs[head["run"]] = run
         lease.idle.clear()
@@ -193,7 +205,7 @@ class Holder:
             await lease.thawed.wait()
             lost, lease.memory_lost = lease.memory_lost, False
             deaths = lease.group.oom_kills() if lease.group else 0
-            result = await run.run(live)
+            result = await run.run(live, lease.take(command))
             return replace(
                 result,
                 out_of_memory=lease.group is not None and lease.group.oom_kills() > deaths,
@@ -204,6 +216,12 @@ class Holder:
             del lease.runs[head["run"]]
             if not lease.runs:
                 lease.idle.set()
+
+    async def _begin(self, head: Mapping[str, Any]) -> None:
+        """Start a command that an `exec` of the same words is to give its input to."""
+        lease = self._lease(head["lease"])
+        live = await self._live(lease)
+        lease.put(Begun(live, _command(head, b"")))
 
     async def _door(self, lease: Lease, known: int, reply: Reply) -> dict[str, Any]:
         """The listening socket of the namespaces there are now, where it is not `known` yet."""
@@ -243,6 +261,7 @@ class Holder:
 
     async def _end_live(self, lease: Lease) -> None:
         live, lease.live = lease.live, None
+        lease.put(None)
         if live is not None:
             lease.memory_lost = True
             await live.end()
@@ -302,6 +321,14 @@ class Holder:
         lease.disk.close()
         if lease.group is not None:
             cgroups.remove(lease.group)
+
+
+def _command(head: Mapping[str, Any], stdin: bytes) -> Command:
+    return Command(
+        argv=tuple(word.encode("utf-8", "surrogatepass") for word in head["argv"]),
+        stdin=stdin, timeout_s=head["timeout_s"], cap_bytes=head["cap_bytes"],
+        limits=head["limits"], variables=head["variables"],
+    )  # fmt: skip
 
 
 def _result(result: ExecResult) -> dict[str, Any]:

@@ -32,6 +32,8 @@ from posttrain.verify.layers import Finding
 HARNESS = "harness.py"
 INTERPRETER = ("python3", "-I", "-S", "-B")
 """Isolated: no site packages, no user site, no environment, no byte code left behind."""
+JUDGING = (*INTERPRETER, HARNESS)
+"""The command of every such sandbox; it is started ahead and waits for its order."""
 MAX_RECORD_BYTES = 65_536
 _ALLOWANCE_S = 5.0
 """Wall time beyond the checker's own limit before the call is given up."""
@@ -117,13 +119,10 @@ async def _exec(
         isolation=task.environment.isolation if task.environment else Isolation.NAMESPACE,
         files={HARNESS: bundle(nursery, harness, *work.modules)},
         memory_bytes=work.memory_bytes,
-        exec_timeout_s=limit_s,
         max_output_bytes=MAX_RECORD_BYTES,
     )
-    async with tools.sandboxes.lease(environment, beside=mount) as sandbox:
-        return await sandbox.exec(
-            (*INTERPRETER, HARNESS), timeout_s=limit_s, stdin=json.dumps(order).encode()
-        )
+    async with tools.sandboxes.lease(environment, beside=mount, ahead=JUDGING) as sandbox:
+        return await sandbox.exec(JUDGING, timeout_s=limit_s, stdin=json.dumps(order).encode())
 
 
 def _order(check: Check, limit_s: float) -> dict[str, Json]:

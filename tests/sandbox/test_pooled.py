@@ -36,7 +36,7 @@ class Watched:
         self.capabilities = self.scripted.capabilities
 
     @contextlib.asynccontextmanager
-    async def lease(self, environment, *, beside=None, over=None) -> AsyncIterator:
+    async def lease(self, environment, *, beside=None, over=None, ahead=()) -> AsyncIterator:
         self.asked.append(environment)
         async with self.scripted.lease(environment, beside=beside, over=over) as sandbox:
             await self.open.wait()

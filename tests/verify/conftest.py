@@ -108,7 +108,7 @@ class ProcessSandboxes:
     leased: list[Environment] = field(default_factory=list)
 
     @asynccontextmanager
-    async def lease(self, environment, *, beside=None, over=None):
+    async def lease(self, environment, *, beside=None, over=None, ahead=()):
         folder = self.root / f"sandbox-{len(self.leased)}"
         self.leased.append(environment)
         for path, text in environment.files.items():
@@ -124,7 +124,7 @@ class RepliedSandboxes:
         self.results, self.calls = list(results), []
 
     @asynccontextmanager
-    async def lease(self, environment, *, beside=None, over=None):
+    async def lease(self, environment, *, beside=None, over=None, ahead=()):
         yield self
 
     async def exec(self, argv, *, timeout_s=None, stdin=b""):
