@@ -50,7 +50,7 @@ CHECKS = {
 
 def code_verdicts(quick: bool) -> dict[str, float]:
     """`code_per_s`; `isolation_ms_p50` and `isolation_ms_p95`; `code_ms_p50`, of one verdict."""
-    return asyncio.run(_measured(rounds=40 if quick else 200, seconds=5.0 if quick else 30.0))
+    return asyncio.run(_measured(rounds=40 if quick else 200, seconds=5.0 if quick else 20.0))
 
 
 async def _measured(*, rounds: int, seconds: float) -> dict[str, float]:

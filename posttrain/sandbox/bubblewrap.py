@@ -163,11 +163,15 @@ class BubblewrapSandbox(Leased):
     async def lay(self, *, strict: bool) -> None:
         """Make the disk as well (`source.Made`)."""
         environment = self._environment
-        laid = {} if self._over is not None else environment.files
+        laid = {
+            "/".join(spec.workspace_parts(path)): text.encode("utf-8", "replace")
+            for path, text in environment.files.items() if self._over is None
+        }  # fmt: skip
         await self._ask(
             "lease",
+            b"".join(laid.values()),
             disk=asdict(spec.Disk.of(environment)),
-            files={"/".join(spec.workspace_parts(path)): text for path, text in laid.items()},
+            files=[[path, len(data)] for path, data in laid.items()],
             memory_bytes=environment.memory_bytes,
             max_processes=environment.max_processes,
             cores=environment.cores,

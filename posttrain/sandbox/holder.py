@@ -117,7 +117,7 @@ class Holder:
         """Answer one request."""
         match head["op"]:
             case "lease":
-                self._open(head)
+                self._open(head, body)
             case "exec":
                 listen = reply.part if head["listen"] else None
                 return _result(await self._exec(head, body, listen)), b""
@@ -153,7 +153,7 @@ class Holder:
             raise SandboxError(f"sandbox {name} is closed.")
         return self._leases[name]
 
-    def _open(self, head: Mapping[str, Any]) -> None:
+    def _open(self, head: Mapping[str, Any], body: bytes) -> None:
         """Make a lease: its disk, its group, its files, and what is mounted beside."""
         name = head["lease"]
         over = self._lease(head["over"]).disk if head["over"] else None
@@ -173,8 +173,10 @@ class Holder:
             if self._group is not None:
                 limits = {key: head[key] for key in ("memory_bytes", "max_processes", "cores")}
                 cgroups.make_lease(self._group, name, **limits)
-            for path, text in head["files"].items():
-                workspace.write(disk.workspace, path.split("/"), text.encode("utf-8", "replace"))
+            begin = 0
+            for path, size in head["files"]:
+                workspace.write(disk.workspace, path.split("/"), body[begin : begin + size])
+                begin += size
             self._guard(lease, strict=head["strict"])
         except OSError as error:
             self._let_go(lease)

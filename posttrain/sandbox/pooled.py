@@ -63,9 +63,7 @@ class _Recipe:
         return " ".join((key_of(self.environment), *self.ahead))
 
     def lease(self, source: Sandboxes) -> AbstractAsyncContextManager[Sandbox]:
-        return source.lease(
-            self.environment, beside=self.beside, over=self.over, ahead=self.ahead
-        )
+        return source.lease(self.environment, beside=self.beside, over=self.over, ahead=self.ahead)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Protocol, Self
 from weakref import WeakValueDictionary
 
@@ -234,8 +235,14 @@ class Prepared:
 
 def key_of(environment: Environment) -> str:
     """Hash of everything that what a set-up makes may depend on."""
-    text = json.dumps(asdict(environment), sort_keys=True)
+    files = {path: _hash(text) for path, text in environment.files.items()}
+    text = json.dumps(asdict(replace(environment, files=files)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+@functools.lru_cache(maxsize=MOST_KEPT)
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 async def _set_up(sandbox: Sandbox, environment: Environment) -> None:
