@@ -61,10 +61,11 @@ class Lease:
 
     def take(self, command: Command) -> Begun | None:
         """The command that waits, if it is this one; another one is let go."""
-        if self.begun is None or not self.begun.is_of(command):
-            return self.put(None)
         begun, self.begun = self.begun, None
-        return begun
+        if begun is None or begun.is_of(command):
+            return begun
+        begun.close()
+        return None
 
     async def freeze(self) -> None:
         """Bring what runs to a stand. Time stands still only then: what cannot be stopped must not

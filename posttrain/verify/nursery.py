@@ -31,7 +31,7 @@ _SET_DUMPABLE, _SET_CHILD_SUBREAPER = 4, 36
 _MAX_REQUEST_BYTES = 1 << 20
 _END_S = 20.0
 """How long a candidate that was killed may take to be gone."""
-_PRCTL = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")
+_PRCTL = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]
 
 
 class Suppressed:
