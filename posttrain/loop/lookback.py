@@ -33,7 +33,8 @@ from posttrain.observe.journal import FileJournal
 from posttrain.observe.ledger import FileLedger, read_events
 from posttrain.observe.workspaces import restored
 from posttrain.sandbox.worker import ProcessWorkers
-from posttrain.verify.kinds import Tools
+from posttrain.verify.kinds import Tools, hidden_seeds
+from posttrain.verify.recorded import recorded_seeds
 from posttrain.verify.stack import Stack
 
 
@@ -54,9 +55,10 @@ def open_ledger(directory: Path) -> Iterator[tuple[FileLedger, Past]]:
 
 @asynccontextmanager
 async def open_reverifier(
-    config: RunConfig, directory: Path, recorder: Recorder
+    config: RunConfig, directory: Path, recorder: Recorder, *, fresh: bool = False
 ) -> AsyncIterator[tuple[Reverifier, Past]]:
-    """What judges a run's attempts again, with today's domains and checks; needs no model.
+    """What judges a run's attempts again, with today's domains and checks; needs no model. Hidden
+    inputs are those of the recorded verdicts, or `fresh` ones.
 
     Raises:
         UsageError, LedgerError: as `open_ledger`.
@@ -83,7 +85,15 @@ async def open_reverifier(
         yield (
             Reverifier(
                 Book(records, past),
-                verifier=Stack(Tools(clock=clock, workers=workers, sandboxes=sandboxes, chat=chat)),
+                verifier=Stack(
+                    Tools(
+                        clock=clock,
+                        workers=workers,
+                        sandboxes=sandboxes,
+                        chat=chat,
+                        seeds=hidden_seeds() if fresh else recorded_seeds(hidden_seeds()),
+                    )
+                ),
                 tasks=SupplyTasks(
                     supply, await _keys(supply, config.domains.train), root_seed=config.run.seed
                 ),
