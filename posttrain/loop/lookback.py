@@ -27,9 +27,9 @@ from posttrain.loop.past import Past, fold
 from posttrain.loop.reverify import Reverifier
 from posttrain.loop.settings import RunConfig
 from posttrain.loop.wiring import open_sandboxes
-from posttrain.observe.blobs import FileBlobs
 from posttrain.observe.index import REVIEWS
 from posttrain.observe.journal import FileJournal
+from posttrain.observe.kept import archive_of
 from posttrain.observe.ledger import FileLedger, read_events
 from posttrain.observe.workspaces import restored
 from posttrain.sandbox.worker import ProcessWorkers
@@ -72,11 +72,11 @@ async def open_reverifier(
         workers = await stack.enter_async_context(ProcessWorkers(processes=config.sandbox.workers))
         _, sandboxes = await open_sandboxes(stack, clock, config.sandbox.driver, journal)
         chat = await open_judge(stack, config.judge, clock)
-        blobs = FileBlobs(directory / "blobs")
+        archive = archive_of(directory)
 
         @asynccontextmanager
         async def restore(sha256: str, environment: Environment) -> AsyncIterator[Sealed]:
-            async with restored(sandboxes, blobs.get(sha256), environment) as sealed:
+            async with restored(sandboxes, archive(sha256), environment) as sealed:
                 yield sealed
 
         supply = Supply(workers, timeout_s=config.domains.task_timeout_s,

@@ -36,8 +36,9 @@ from posttrain.loop.parts import Parts, Records
 from posttrain.loop.past import Past, fold
 from posttrain.loop.resume import prepare
 from posttrain.loop.settings import RunConfig
-from posttrain.observe.blobs import FileBlobs
+from posttrain.observe.index import REVIEWS
 from posttrain.observe.journal import FileJournal
+from posttrain.observe.kept import KeptWorkspaces, Spared, reviewed
 from posttrain.observe.ledger import FileLedger
 from posttrain.observe.workspaces import keeping
 from posttrain.rollout.answer import AnswerExecutor
@@ -230,8 +231,12 @@ async def open_run(
             journal.write(Note(kind="warning", data={"message": message}))
         model = load_model(config, directory)
         stack.enter_context(model.engine)
-        keep = keeping(FileBlobs(directory / "blobs"))
-        world = await _world(config, model, journal, stack, keep)
+        kept = KeptWorkspaces(
+            directory, max_bytes=config.run.workspaces_mib << 20,
+            spared=lambda: Spared(domains=past.held, keys=reviewed(directory / REVIEWS)),
+            tell=lambda message: journal.write(Note(kind="warning", data={"message": message})),
+        )  # fmt: skip
+        world = await _world(config, model, journal, stack, keeping(kept))
         yield Run(config, directory, records=records, past=past, model=model, world=world)
 
 
