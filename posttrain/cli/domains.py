@@ -205,7 +205,7 @@ def _tell(report: Admission, *, as_json: bool) -> None:
     constant = f", best constant {report.constant.rate:.2f}" if report.constant else ""
     kills = report.kills
     killed = f", {kills.killed} of {kills.judged} mutants told" if kills and kills.judged else ""
-    told = f"{report.tasks} tasks, {report.distinct} distinct{constant}{killed}"
-    typer.echo(f"{report.domain}  ({told})")
+    counts = f"{report.tasks} tasks, {report.distinct} distinct{constant}{killed}"
+    typer.echo(f"{report.domain}  ({counts})")
     for line in (*report.reasons, *report.remarks):
         typer.echo(f"        {line}")

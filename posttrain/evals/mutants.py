@@ -114,9 +114,8 @@ def _changes(node: ast.AST, parent: ast.AST | None) -> Iterator[Change]:
         case ast.Return(value=ast.expr() as value) if not _is_none(value):
             yield "return value", set_("value", ast.Constant(value=None))
         case ast.Call(func=ast.Name(id="range"), args=[*first, last]):
-            one = ast.Constant(value=1)
             for operation in (ast.Add(), ast.Sub()):
-                moved = ast.BinOp(left=last, op=operation, right=one)
+                moved = ast.BinOp(left=last, op=operation, right=ast.Constant(value=1))
                 yield "off by one", set_("args", [*first, moved])
     if _is_droppable(node) and parent is not None:
         yield "statement", lambda: _put(parent, node, ast.Pass())
@@ -209,7 +208,7 @@ def of_oracle(oracle: Oracle, *, executor: str) -> list[tuple[str, Oracle]]:
             less = (replace(turn, tool_calls=others),) if others else ()
             left = Oracle(turns=(*turns[:index], *less, *turns[index + 1 :]))
             found.append((f"call: without {call.arguments!r:.60}", left))
-            for what, arguments in _arguments(call.arguments):
+            for what, arguments in _arguments(call.arguments or {}):
                 calls = list(turn.tool_calls)
                 calls[number] = replace(call, arguments=arguments)
                 found.append((what, _with(turns, index, replace(turn, tool_calls=tuple(calls)))))

@@ -7,6 +7,7 @@ must stay true: whatever is opened here is closed when the run is left, however 
 from __future__ import annotations
 
 import contextlib
+import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -226,15 +227,19 @@ async def open_run(
                 f"The ledger {directory / 'ledger.jsonl'} is empty, though there are checkpoints.",
                 "restore the ledger from a copy, or start a new run.",
             )
+
+        def warn(message: str) -> None:
+            journal.write(Note(kind="warning", data={"message": message}))
+
         torn = f"A last ledger line was cut by a crash and left out: {ledger.torn[:80]!r}"
         for message in (*warnings, *([torn] if ledger.torn else ())):
-            journal.write(Note(kind="warning", data={"message": message}))
+            warn(message)
         model = load_model(config, directory)
         stack.enter_context(model.engine)
         kept = KeptWorkspaces(
             directory, max_bytes=config.run.workspaces_mib << 20,
             spared=lambda: Spared(domains=past.held, keys=reviewed(directory / REVIEWS)),
-            tell=lambda message: journal.write(Note(kind="warning", data={"message": message})),
+            tell=functools.partial(asyncio.get_running_loop().call_soon_threadsafe, warn),
         )  # fmt: skip
         world = await _world(config, model, journal, stack, keeping(kept))
         yield Run(config, directory, records=records, past=past, model=model, world=world)

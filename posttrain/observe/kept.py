@@ -70,9 +70,10 @@ class KeptWorkspaces:
         *,
         max_bytes: int,
         spared: Callable[[], Spared] = Spared,
-        tell: Callable[[str], None] = lambda message: None,
+        tell: Callable[[str], object] = lambda message: None,
     ) -> None:
-        """`spared` is asked whenever something is to be let go; `tell` hears of the first time.
+        """`spared` is asked whenever something is to be let go; `tell` hears of the first time;
+        both by the thread that puts.
 
         Raises:
             OSError: the folder cannot be read.
