@@ -6,8 +6,8 @@ must stay true: whatever is opened here is closed when the run is left, however 
 
 from __future__ import annotations
 
-import contextlib
 import asyncio
+import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -236,10 +236,11 @@ async def open_run(
             warn(message)
         model = load_model(config, directory)
         stack.enter_context(model.engine)
+        loop = asyncio.get_running_loop()
         kept = KeptWorkspaces(
             directory, max_bytes=config.run.workspaces_mib << 20,
             spared=lambda: Spared(domains=past.held, keys=reviewed(directory / REVIEWS)),
-            tell=functools.partial(asyncio.get_running_loop().call_soon_threadsafe, warn),
+            tell=lambda message: loop.call_soon_threadsafe(warn, message),
         )  # fmt: skip
         world = await _world(config, model, journal, stack, keeping(kept))
         yield Run(config, directory, records=records, past=past, model=model, world=world)
