@@ -31,7 +31,7 @@ def varied(rng, value):
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
-        return rng.choice((value + 1, value - 1, -value, rng.randrange(-9, 30)))
+        return rng.choice((value + 1, value - 1, -value, rng.randrange(-3, 10)))
     if isinstance(value, float):
         return rng.choice((value + 0.5, -value, round(rng.uniform(-9, 30), 2)))
     if isinstance(value, str):
