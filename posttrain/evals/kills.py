@@ -37,7 +37,7 @@ class Kill:
     """Check kind, version and fingerprint of its code."""
     judged: int
     killed: int
-    """Of these, given less than 1."""
+    """Of these, given less than 1 by one of its checks."""
 
     @property
     def rate(self) -> float:
@@ -69,7 +69,7 @@ def counted(all_judged: Iterable[Judged]) -> Kills:
     """The account of mutants that were judged."""
     judged = killed = unjudged = 0
     alive: list[str] = []
-    parts: dict[str, list[Component]] = {}
+    told: dict[str, list[bool]] = {}
     for one in all_judged:
         if one.reward is None:
             unjudged += 1
@@ -78,12 +78,11 @@ def counted(all_judged: Iterable[Judged]) -> Kills:
         killed += one.reward < PASS_REWARD
         if one.reward >= PASS_REWARD:
             alive.append(one.name)
-        for part in one.components:
-            if part.value is not None and part.place is not Place.GUARD:
-                parts.setdefault(part.verifier_version, []).append(part)
+        for verifier, is_short in _short(one.components).items():
+            told.setdefault(verifier, []).append(is_short)
     by_verifier = [
-        Kill(verifier=name, judged=len(found), killed=sum(_is_short(part) for part in found))
-        for name, found in sorted(parts.items())
+        Kill(verifier=name, judged=len(found), killed=sum(found))
+        for name, found in sorted(told.items())
     ]
     return Kills(
         judged=judged, killed=killed, unjudged=unjudged, alive=tuple(alive[:MAX_ALIVE]),
@@ -91,6 +90,11 @@ def counted(all_judged: Iterable[Judged]) -> Kills:
     )  # fmt: skip
 
 
-def _is_short(part: Component) -> bool:
-    assert part.value is not None, "a component without a value was counted"
-    return part.value < PASS_REWARD
+def _short(components: Iterable[Component]) -> dict[str, bool]:
+    """Of each verifier that gave values: whether one of them is below 1."""
+    found: dict[str, bool] = {}
+    for part in components:
+        if part.value is not None and part.place is not Place.GUARD:
+            short = part.value < PASS_REWARD
+            found[part.verifier_version] = found.get(part.verifier_version, False) or short
+    return found

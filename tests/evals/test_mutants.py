@@ -6,7 +6,8 @@ import asyncio
 import pytest
 
 from posttrain.core.clock import RealClock
-from posttrain.core.task import Check, Description, Oracle, OracleTurn, Task, ToolCall
+from posttrain.core.task import Check, Description, Oracle, OracleTurn, Place, Task, ToolCall
+from posttrain.core.verdict import Component
 from posttrain.evals.kills import Judged, counted
 from posttrain.evals.mutants import of_answer, of_oracle, of_program, some
 from posttrain.evals.suite import spoken
@@ -91,6 +92,18 @@ def test_what_was_not_judged_counts_neither_way():
     )
     assert (kills.judged, kills.killed, kills.unjudged, kills.alive) == (2, 1, 1, ("c",))
     assert counted([]).rate is None
+
+
+def test_a_verifier_kills_by_any_of_its_checks_and_guards_do_not_count():
+    def part(verifier, value, place=Place.DETERMINISTIC):
+        return Component(name="c", place=place, value=value, verifier=f"{verifier}#params")
+
+    same = (part("state@1", 1.0), part("state@1", 0.0), part("exact@1", 1.0))
+    odd = (part("echo@1", 0.0, Place.GUARD), part("exact@1", None))
+    kills = counted([Judged(name="a", reward=0.5, components=(*same, *odd))])
+    assert {one.verifier: (one.judged, one.killed) for one in kills.by_verifier} == {
+        "state@1": (1, 1), "exact@1": (1, 0),
+    }  # fmt: skip
 
 
 # --- the verifiers themselves -----------------------------------------------------------------
