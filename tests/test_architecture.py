@@ -36,7 +36,7 @@ PURE = {
     "verify": "layers guards drift signals monitor answers arithmetic segments structure",
     "rollout": "attempt render wire tools",
     "train": "advantages pack",
-    "evals": "metrics gate summary plots review selection rates",
+    "evals": "kills metrics mutants gate summary plots review selection rates",
     "gateway": "router quota",
     "loop": "state moves shelf health settings",
     "plan": "workload hardware simulate memory",

@@ -203,6 +203,9 @@ def _tell(report: Admission, *, as_json: bool) -> None:
     typer.secho("ok      " if report.admitted else "refused ", nl=False, bold=True,
                 fg="green" if report.admitted else "red")  # fmt: skip
     constant = f", best constant {report.constant.rate:.2f}" if report.constant else ""
-    typer.echo(f"{report.domain}  ({report.tasks} tasks, {report.distinct} distinct{constant})")
+    kills = report.kills
+    killed = f", {kills.killed} of {kills.judged} mutants told" if kills and kills.judged else ""
+    counts = f"{report.tasks} tasks, {report.distinct} distinct{constant}{killed}"
+    typer.echo(f"{report.domain}  ({counts})")
     for line in (*report.reasons, *report.remarks):
         typer.echo(f"        {line}")

@@ -24,10 +24,14 @@ def reverify(
     domain: Annotated[
         list[str] | None, typer.Option("--domain", help="Only this one; may be repeated.")
     ] = None,
+    fresh: Annotated[
+        bool, typer.Option(help="New hidden inputs instead of those of the recorded verdicts.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """Judge what a run's attempts said and left once more, with the checks and verifiers of today.
-    New verdicts are appended and count from then on; nothing is overwritten.
+    """Judge what a run's attempts said and left once more, with the checks and verifiers of today,
+    and with the hidden inputs of then. New verdicts are appended and count from then on; nothing is
+    overwritten.
     """
     import asyncio
 
@@ -43,7 +47,8 @@ def reverify(
     async def work() -> tuple[Reverification, Past]:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as shown:
             bar = shown.add_task("judging again", total=None)
-            async with lookback.open_reverifier(config, folder, _Silent()) as (verifier, past):
+            opened = lookback.open_reverifier(config, folder, _Silent(), fresh=fresh)
+            async with opened as (verifier, past):
                 known = sorted({drawn.domain for drawn in past.draws.values()})
                 for name in domain or ():
                     if name not in known:

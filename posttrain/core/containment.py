@@ -248,11 +248,20 @@ class Sandboxes(Protocol):
         ...
 
     def lease(
-        self, environment: Environment, *, beside: Sealed | None = None, over: Sealed | None = None
+        self,
+        environment: Environment,
+        *,
+        beside: Sealed | None = None,
+        over: Sealed | None = None,
+        ahead: Sequence[str] = (),
     ) -> AbstractAsyncContextManager[Sandbox]:
         """A fresh sandbox with the environment's files laid and its set-up run, or one that goes on
         from the sealed files of another (`over`), which has both behind it; with `beside`, a sealed
         workspace mounted read-only at `/artefacts` (never as its root).
+
+        `ahead` is the command that will be the first `exec`: a source may start it beforehand, and
+        it waits for its input then, which comes, as its time begins, with that call. Nobody may
+        tell the difference but by the clock.
 
         Raises:
             IsolationError: `Capabilities.ensure`. SandboxError: it could not be made.

@@ -13,20 +13,19 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from posttrain import domains, evals, verify
 from posttrain.core import codec, seeds
 from posttrain.core.errors import DomainError
-from posttrain.core.ports import AttemptRequest, Clock, Verifier
+from posttrain.core.ports import Clock, Verifier
 from posttrain.core.task import Oracle, Task
-from posttrain.core.trajectory import AttemptKey, Sampling, Trajectory
-from posttrain.core.verdict import Outcome
+from posttrain.core.verdict import Outcome, Verdict
 from posttrain.domains.mixture import Key, Split, shared_content
 from posttrain.domains.supply import Supply
-from posttrain.evals import leaks
+from posttrain.evals import leaks, mutants
 from posttrain.evals.attackers import (
     COMMANDS,
     IDLE,
@@ -37,11 +36,10 @@ from posttrain.evals.attackers import (
     roomy,
     said,
 )
+from posttrain.evals.kills import Judged, Kills, counted
 from posttrain.evals.metrics import PASS_REWARD, SANDBOX_TASKS, TASKS, Constant
+from posttrain.evals.played import Play
 from posttrain.evals.suite import spoken
-from posttrain.rollout.group import Groups
-from posttrain.rollout.oracle import Executors, OracleExecutor
-from posttrain.rollout.render import Renderer
 from posttrain.verify import answers
 
 ORACLE = "oracle"
@@ -51,11 +49,10 @@ MAX_LOOK_S = 15.0
 """Time that such a look may take."""
 MAX_TOLD = 5
 """Cases that a report names of each kind of failure."""
+MAX_MUTANTS = 3
+"""Mutants of each task's oracle that are judged."""
 REPEATS = 2
 """How often each oracle is played: a verdict that wavers shows."""
-
-Play = Callable[[Task, Oracle], Awaitable[Trajectory]]
-"""Carries out an oracle's turns as an attempt, to its verdict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +87,8 @@ class Admission:
     probes: tuple[Probe, ...] = ()
     problems: tuple[str, ...] = ()
     """What breaks the contract of domains, as sentences; at most five."""
+    kills: Kills | None = None
+    """Mutants of the oracles that the checks told from them; None where none was made."""
     constant: Constant | None = None
     """The most frequent gold answer and its share of the tasks; answer domains only."""
     flaky: int = 0
@@ -203,6 +202,7 @@ class Examiner:
             flaky=sum(
                 len(set(earned)) > 1 for earned in zip(*(r.earned for r in rounds), strict=True)
             ),
+            kills=await self._kills(tasks, oracles),
             constant=_constant(tasks, oracles),
             remarks=await self._remarks(keys, tasks, seed, make_s=make_s),
             make_s=make_s,
@@ -238,6 +238,17 @@ class Examiner:
             for name, tried in attempts.items()
         ]
 
+    async def _kills(self, tasks: Sequence[Task], oracles: Sequence[Oracle]) -> Kills | None:
+        """What becomes of some mutants of each oracle."""
+        judged = []
+        for task, oracle in zip(tasks, oracles, strict=True):
+            made = mutants.of_oracle(oracle, executor=task.executor)
+            for what, turns in mutants.some(made, MAX_MUTANTS, seed=task.seed):
+                verdict, reward, _ = await self._judged(roomy(task), turns)
+                parts = verdict.components if verdict else ()
+                judged.append(Judged(name=f"{task.id}: {what}", reward=reward, components=parts))
+        return counted(judged) if judged else None
+
     async def _caught(self, keys: Sequence[Key], fixtures: Sequence[Fixture]) -> list[Probe]:
         """One probe over what somebody caught at tasks of these keys."""
         tasks, turns = [], []
@@ -253,7 +264,7 @@ class Examiner:
     ) -> Probe:
         wrong, errors, earned = [], [], []
         for task, oracle in zip(tasks, turns, strict=True):
-            reward, error = await self._earned(task, oracle)
+            _, reward, error = await self._judged(task, oracle)
             earned.append(reward)
             if reward is None:
                 errors.append(error)
@@ -270,14 +281,15 @@ class Examiner:
             errors=tuple(dict.fromkeys(errors))[:MAX_TOLD],
         )
 
-    async def _earned(self, task: Task, oracle: Oracle) -> tuple[float | None, str]:
-        """The reward of these turns, or None and why there is none."""
+    async def _judged(self, task: Task, oracle: Oracle) -> tuple[Verdict | None, float | None, str]:
+        """Verdict and reward of these turns, or None and why there is none."""
         if task.executor == "answer":
             verdict = await self._verifier.verify(spoken(task, oracle.turns[-1].text), None)
-            return verdict.reward, "; ".join(verdict.errors)
-        trajectory = await self._play(task, oracle)
-        outcome = trajectory.outcome or Outcome.INFRA_FAILED
-        return trajectory.reward, f"{outcome.value}: {trajectory.error or 'without a message'}"
+            return verdict, verdict.reward, "; ".join(verdict.errors)
+        played = await self._play(task, oracle)
+        outcome = played.outcome or Outcome.INFRA_FAILED
+        told = f"{outcome.value}: {played.error or 'without a message'}"
+        return played.verdict, played.reward, told
 
     async def _problems(
         self, keys: Sequence[Key], tasks: Sequence[Task], oracles: Sequence[Oracle],
@@ -379,22 +391,3 @@ def _constant(tasks: Sequence[Task], oracles: Sequence[Oracle]) -> Constant | No
         return None
     text, count = golds.most_common(1)[0]
     return Constant(text=text, rate=count / golds.total())
-
-
-def player(executors: Executors, renderer: Renderer, verifier: Verifier, clock: Clock) -> Play:
-    """Plays turns through the executor that the task names, sealed and judged like any attempt."""
-
-    async def play(task: Task, oracle: Oracle) -> Trajectory:
-        async def solve(_: Task) -> Oracle:
-            return oracle
-
-        executor = OracleExecutor(solve, executors, renderer)
-        groups = Groups({task.executor: executor}, verifier, clock)
-        request = AttemptRequest(
-            key=AttemptKey(run="admission", draw=task.seed, member=0),
-            task=task,
-            sampling=Sampling(max_tokens=task.limits.max_turn_tokens),
-        )
-        return await groups.attempt(request)
-
-    return play

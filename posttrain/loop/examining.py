@@ -16,7 +16,8 @@ from posttrain.core.clock import RealClock
 from posttrain.domains.supply import Supply
 from posttrain.engine import model as models
 from posttrain.evals import leaks
-from posttrain.evals.admission import Examiner, player
+from posttrain.evals.admission import Examiner
+from posttrain.evals.played import player
 from posttrain.loop.judging import open_judge
 from posttrain.loop.settings import RunConfig
 from posttrain.loop.wiring import executors_over, open_sandboxes

@@ -27,13 +27,14 @@ from posttrain.loop.past import Past, fold
 from posttrain.loop.reverify import Reverifier
 from posttrain.loop.settings import RunConfig
 from posttrain.loop.wiring import open_sandboxes
-from posttrain.observe.blobs import FileBlobs
 from posttrain.observe.index import REVIEWS
 from posttrain.observe.journal import FileJournal
+from posttrain.observe.kept import archive_of
 from posttrain.observe.ledger import FileLedger, read_events
 from posttrain.observe.workspaces import restored
 from posttrain.sandbox.worker import ProcessWorkers
-from posttrain.verify.kinds import Tools
+from posttrain.verify.kinds import Tools, hidden_seeds
+from posttrain.verify.recorded import recorded_seeds
 from posttrain.verify.stack import Stack
 
 
@@ -54,9 +55,10 @@ def open_ledger(directory: Path) -> Iterator[tuple[FileLedger, Past]]:
 
 @asynccontextmanager
 async def open_reverifier(
-    config: RunConfig, directory: Path, recorder: Recorder
+    config: RunConfig, directory: Path, recorder: Recorder, *, fresh: bool = False
 ) -> AsyncIterator[tuple[Reverifier, Past]]:
-    """What judges a run's attempts again, with today's domains and checks; needs no model.
+    """What judges a run's attempts again, with today's domains and checks; needs no model. Hidden
+    inputs are those of the recorded verdicts, or `fresh` ones.
 
     Raises:
         UsageError, LedgerError: as `open_ledger`.
@@ -70,11 +72,11 @@ async def open_reverifier(
         workers = await stack.enter_async_context(ProcessWorkers(processes=config.sandbox.workers))
         _, sandboxes = await open_sandboxes(stack, clock, config.sandbox.driver, journal)
         chat = await open_judge(stack, config.judge, clock)
-        blobs = FileBlobs(directory / "blobs")
+        archive = archive_of(directory)
 
         @asynccontextmanager
         async def restore(sha256: str, environment: Environment) -> AsyncIterator[Sealed]:
-            async with restored(sandboxes, blobs.get(sha256), environment) as sealed:
+            async with restored(sandboxes, archive(sha256), environment) as sealed:
                 yield sealed
 
         supply = Supply(workers, timeout_s=config.domains.task_timeout_s,
@@ -83,7 +85,15 @@ async def open_reverifier(
         yield (
             Reverifier(
                 Book(records, past),
-                verifier=Stack(Tools(clock=clock, workers=workers, sandboxes=sandboxes, chat=chat)),
+                verifier=Stack(
+                    Tools(
+                        clock=clock,
+                        workers=workers,
+                        sandboxes=sandboxes,
+                        chat=chat,
+                        seeds=hidden_seeds() if fresh else recorded_seeds(hidden_seeds()),
+                    )
+                ),
                 tasks=SupplyTasks(
                     supply, await _keys(supply, config.domains.train), root_seed=config.run.seed
                 ),

@@ -24,6 +24,7 @@ from posttrain.core.verdict import Component, Outcome, Verdict
 from posttrain.evals.metrics import PASS_REWARD
 from posttrain.loop.book import Book
 from posttrain.loop.parts import Tasks
+from posttrain.observe.kept import LetGoError
 from posttrain.rollout.group import WORKSPACE
 
 AT_ONCE = 8
@@ -186,6 +187,9 @@ class Reverifier:
                 try:
                     async with self._left(old, task) as sealed:
                         verdict = await self._verifier.verify(replace(old, task=task), sealed)
+                except LetGoError as error:
+                    found.left_out[f"its workspace: {error}"] += 1
+                    return None
                 except (KeyError, InfraError) as error:
                     found.left_out[f"what it left is not there: {error}"[:120]] += 1
                     return None

@@ -29,6 +29,9 @@ class RunSettings(Settings):
     """Optimiser steps between checkpoints; the end of a phase is always saved."""
     keep: int = Field(default=2, ge=1)
     """Complete checkpoints that stay on disk, newest first."""
+    workspaces_mib: int = Field(default=2048, ge=0)
+    """What all attempts left in their sandboxes may take on disk, for judging them again; beyond
+    that the oldest are let go, those of domains on hold and under review last."""
     price_per_hour: float | None = Field(default=None, ge=0)
     """Price of this machine, for the report; None: no price is shown."""
 

@@ -6,6 +6,7 @@ must stay true: whatever is opened here is closed when the run is left, however 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -36,8 +37,9 @@ from posttrain.loop.parts import Parts, Records
 from posttrain.loop.past import Past, fold
 from posttrain.loop.resume import prepare
 from posttrain.loop.settings import RunConfig
-from posttrain.observe.blobs import FileBlobs
+from posttrain.observe.index import REVIEWS
 from posttrain.observe.journal import FileJournal
+from posttrain.observe.kept import KeptWorkspaces, Spared, reviewed
 from posttrain.observe.ledger import FileLedger
 from posttrain.observe.workspaces import keeping
 from posttrain.rollout.answer import AnswerExecutor
@@ -230,13 +232,22 @@ async def open_run(
                 f"The ledger {directory / 'ledger.jsonl'} is empty, though there are checkpoints.",
                 "restore the ledger from a copy, or start a new run.",
             )
+
+        def warn(message: str) -> None:
+            journal.write(Note(kind="warning", data={"message": message}))
+
         torn = f"A last ledger line was cut by a crash and left out: {ledger.torn[:80]!r}"
         for message in (*warnings, *([torn] if ledger.torn else ())):
-            journal.write(Note(kind="warning", data={"message": message}))
+            warn(message)
         model = load_model(config, directory)
         stack.enter_context(model.engine)
-        keep = keeping(FileBlobs(directory / "blobs"))
-        world = await _world(config, model, journal, stack, keep)
+        loop = asyncio.get_running_loop()
+        kept = KeptWorkspaces(
+            directory, max_bytes=config.run.workspaces_mib << 20,
+            spared=lambda: Spared(domains=past.held, keys=reviewed(directory / REVIEWS)),
+            tell=lambda message: loop.call_soon_threadsafe(warn, message),
+        )  # fmt: skip
+        world = await _world(config, model, journal, stack, keeping(kept))
         yield Run(config, directory, records=records, past=past, model=model, world=world)
 
 

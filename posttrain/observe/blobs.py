@@ -1,7 +1,8 @@
 """Large bodies by content hash: `<first two digits>/<sha256>` in one folder.
 
-Not a cache: nothing is ever evicted or changed. The one thing that must stay true: what `get`
-returns has the hash it was asked for, whatever crash or disk came between.
+Not a cache: nothing is ever changed, and goes only when it is removed by name. The one thing that
+must stay true: what `get` returns has the hash it was asked for, whatever crash or disk came
+between.
 """
 
 from __future__ import annotations
@@ -45,6 +46,20 @@ class FileBlobs:
         if hashlib.sha256(data).hexdigest() != sha256:
             raise KeyError(f"blob {sha256} in {self._directory} is damaged")
         return data
+
+    def remove(self, sha256: str) -> None:
+        """Let one go. Idempotent.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        self._path(sha256).unlink(missing_ok=True)
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each that there is, by its hash, the one written first coming first."""
+        files = [path for path in self._directory.glob("??/*") if len(path.name) == 64]
+        found = sorted((path.stat().st_mtime_ns, path.name, path.stat().st_size) for path in files)
+        return {name: size for _, name, size in found}
 
     def _holds(self, path: Path, sha256: str) -> bool:
         return path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256

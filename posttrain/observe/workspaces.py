@@ -8,6 +8,7 @@ is.
 from __future__ import annotations
 
 import asyncio
+import functools
 import io
 import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -16,7 +17,6 @@ from dataclasses import replace
 
 from posttrain.core.containment import Sandboxes, Sealed
 from posttrain.core.errors import InfraError, SandboxError
-from posttrain.core.ports import Blobs
 from posttrain.core.task import (
     Artefact,
     ArtefactKind,
@@ -27,6 +27,8 @@ from posttrain.core.task import (
     Network,
     Task,
 )
+from posttrain.core.trajectory import AttemptKey
+from posttrain.observe.kept import KeptWorkspaces
 
 MAX_BYTES = 8 << 20
 """Of the files of a workspace together."""
@@ -124,15 +126,18 @@ async def restored(
         await sealed.close()
 
 
-def keeping(blobs: Blobs) -> Callable[[Task, Sealed], Awaitable[Mapping[str, Json]]]:
+def keeping(
+    workspaces: KeptWorkspaces,
+) -> Callable[[AttemptKey, Task, Sealed], Awaitable[Mapping[str, Json]]]:
     """Keeps what a task declares of a workspace under its hash. What cannot be kept is said, and
     stops nobody: `{"sha256": …}` or `{"lost": why}`.
     """
 
-    async def keep(task: Task, sealed: Sealed) -> Mapping[str, Json]:
+    async def keep(key: AttemptKey, task: Task, sealed: Sealed) -> Mapping[str, Json]:
         try:
             archive = await pack(sealed, task.artefacts)
-            return {"sha256": await asyncio.to_thread(blobs.put, archive)}
+            put = functools.partial(workspaces.put, archive, domain=task.domain, key=key.hex)
+            return {"sha256": await asyncio.to_thread(put)}
         except (NotKeptError, OSError, InfraError) as error:
             return {"lost": str(error)}
 

@@ -23,7 +23,7 @@ from posttrain.rollout.drive import story, unfinished
 from posttrain.rollout.text import clean, clean_value
 
 OnFinished = Callable[[Trajectory], None]
-Keep = Callable[[Task, Sealed], Awaitable[Mapping[str, Json]]]
+Keep = Callable[[AttemptKey, Task, Sealed], Awaitable[Mapping[str, Json]]]
 """Keeps what an attempt left for later verification; says where, or why not. Raises nothing."""
 WORKSPACE = ".workspace"
 """Artefact under which a trajectory says where its workspace is kept."""
@@ -161,7 +161,7 @@ class Groups:
         try:
             made = replace(attempted.trajectory, tries=request.tries)
             if attempted.sealed is not None and self._keep and request.lane is Lane.TRAIN:
-                kept = await self._keep(request.task, attempted.sealed)
+                kept = await self._keep(request.key, request.task, attempted.sealed)
                 made = replace(made, artefacts={**made.artefacts, WORKSPACE: kept})
             return _storable(await self._judge(made, attempted.sealed))
         finally:

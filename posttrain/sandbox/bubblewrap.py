@@ -163,11 +163,15 @@ class BubblewrapSandbox(Leased):
     async def lay(self, *, strict: bool) -> None:
         """Make the disk as well (`source.Made`)."""
         environment = self._environment
-        laid = {} if self._over is not None else environment.files
+        laid = {
+            "/".join(spec.workspace_parts(path)): text.encode("utf-8", "replace")
+            for path, text in environment.files.items() if self._over is None
+        }  # fmt: skip
         await self._ask(
             "lease",
+            b"".join(laid.values()),
             disk=asdict(spec.Disk.of(environment)),
-            files={"/".join(spec.workspace_parts(path)): text for path, text in laid.items()},
+            files=[[path, len(data)] for path, data in laid.items()],
             memory_bytes=environment.memory_bytes,
             max_processes=environment.max_processes,
             cores=environment.cores,
@@ -199,14 +203,11 @@ class BubblewrapSandbox(Leased):
     ) -> ExecResult:
         """As the port says."""
         limit_s = self._limit_s(argv, timeout_s)
-        reaches_out = self._environment.network.reaches_out
         order = {
-            "op": "exec", "lease": self.name, "run": next(self._runs), "argv": list(argv),
-            "timeout_s": limit_s, "cap_bytes": self._environment.max_output_bytes,
-            "limits": process_limits(self._environment), "listen": listen is not None,
-            "variables": egress.VARIABLES if reaches_out else {},
+            "op": "exec", "lease": self.name, "run": next(self._runs),
+            "listen": listen is not None, **self._command(argv, limit_s),
         }  # fmt: skip
-        if reaches_out:
+        if self._environment.network.reaches_out:
             await self._serve_door()
         try:
             answer = await self.channel.send(order, stdin, listen=listen)
@@ -215,6 +216,18 @@ class BubblewrapSandbox(Leased):
             self.channel.post({"op": "kill", "lease": self.name, "run": order["run"]})
             raise
         return ExecResult(**{name: head[name] for name in ExecResult.__slots__})
+
+    async def begin(self, argv: Sequence[str]) -> None:
+        """As `source.Made`."""
+        await self._ask("begin", **self._command(argv, self._limit_s(argv, None)))
+
+    def _command(self, argv: Sequence[str], limit_s: float) -> dict[str, Any]:
+        return {
+            "argv": list(argv), "timeout_s": limit_s,
+            "cap_bytes": self._environment.max_output_bytes,
+            "limits": process_limits(self._environment),
+            "variables": egress.VARIABLES if self._environment.network.reaches_out else {},
+        }  # fmt: skip
 
     async def _serve_door(self) -> None:
         """Serve a proxy in the namespaces there are now; a time limit ends those there were."""

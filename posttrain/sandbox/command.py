@@ -47,6 +47,39 @@ class Place(Protocol):
         ...
 
 
+class Begun:
+    """A command that was started and waits for its input."""
+
+    def __init__(self, live: Place, command: Command) -> None:
+        """Start it, of the command without input and time.
+
+        Raises:
+            OSError: there are no descriptors left.
+        """
+        self._command = command
+        self.pipes: list[Pipe] = []
+        """Standard input, output, error, and where its end is told."""
+        try:
+            for inward in (True, False, False, False):
+                self.pipes.append(Pipe(inward=inward))
+            live.order(command, [pipe.inner for pipe in self.pipes])
+            for pipe in self.pipes:
+                pipe.close_inner()
+        except BaseException:
+            self.close()
+            raise
+
+    def is_of(self, command: Command) -> bool:
+        """Whether it was started as this command would be."""
+        ours = (self._command.argv, self._command.limits, self._command.variables)
+        return ours == (command.argv, command.limits, command.variables)
+
+    def close(self) -> None:
+        """Let go of it; nothing comes to its input any more."""
+        for pipe in self.pipes:
+            pipe.close()
+
+
 class Run:
     """A command that is being run; `kill`, `freeze` and `thaw` may be called at any time."""
 
@@ -97,23 +130,23 @@ class Run:
         """Until the opening came."""
         await self._begun.wait()
 
-    async def run(self, live: Place) -> ExecResult:
-        """Run to the end or the time limit. A command that ends by itself may leave processes in
-        the sandbox; one that is ended takes all of the sandbox's processes with it.
+    async def run(self, live: Place, begun: Begun | None = None) -> ExecResult:
+        """Run to the end or the time limit; it may have `begun`, and is closed here then. A command
+        that ends by itself may leave processes in the sandbox; one that is ended takes all of the
+        sandbox's processes with it.
 
         Raises:
             SandboxError: the command could not be started, or would not die.
         """
         if self._stopped.is_set():
+            if begun is not None:
+                begun.close()
             return self._result(None)
         self._live = live
         self._watch.go_on()
-        pipes = [Pipe(inward=True), *(Pipe(inward=False) for _ in range(3))]
-        stdin, out, err, told = pipes
+        begun = begun or Begun(live, self._command)
+        stdin, out, err, told = begun.pipes
         try:
-            live.order(self._command, [pipe.inner for pipe in pipes])
-            for pipe in pipes:
-                pipe.close_inner()
             feeding = asyncio.ensure_future(stdin.feed(self._command.stdin))
             out.drain(self._after_opening(self._feeder("stdout", self._out)))
             err.drain(self._feeder("stderr", self._err))
@@ -131,8 +164,7 @@ class Run:
             err.drain_rest(self._feeder("stderr", self._err))
             return self._result(end)
         finally:
-            for pipe in pipes:
-                pipe.close()
+            begun.close()
 
     async def _end(self, told: Pipe) -> bytes | None:
         """What the usher tells, empty if it was ended with the sandbox's processes; None where

@@ -21,7 +21,7 @@ from posttrain.core.errors import SandboxError
 from posttrain.sandbox import cgroups, rootfs, seccomp, spec, workspace
 from posttrain.sandbox.cgroups import CgroupPlace
 from posttrain.sandbox.channel import Reply
-from posttrain.sandbox.command import Run
+from posttrain.sandbox.command import Begun, Run
 from posttrain.sandbox.disks import ARTEFACTS, BASE, DISK, Disk, Disks
 from posttrain.sandbox.live import Live
 from posttrain.sandbox.usher import Command, Ushers
@@ -43,6 +43,8 @@ class Lease:
     """Its namespaces, started with its first command; files outlive them."""
     memory_lost: bool = False
     """Whether processes of commands have ended, which no command's result has told yet."""
+    begun: Begun | None = None
+    """A command that waits in the namespaces for its input."""
     starting: asyncio.Lock = field(default_factory=asyncio.Lock)
     runs: dict[int, Run] = field(default_factory=dict)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -50,6 +52,20 @@ class Lease:
 
     def __post_init__(self) -> None:
         self.thawed.set()
+
+    def put(self, begun: Begun | None) -> None:
+        """Let a command wait; one that waited is let go."""
+        before, self.begun = self.begun, begun
+        if before is not None:
+            before.close()
+
+    def take(self, command: Command) -> Begun | None:
+        """The command that waits, if it is this one; another one is let go."""
+        begun, self.begun = self.begun, None
+        if begun is None or begun.is_of(command):
+            return begun
+        begun.close()
+        return None
 
     async def freeze(self) -> None:
         """Bring what runs to a stand. Time stands still only then: what cannot be stopped must not
@@ -102,10 +118,12 @@ class Holder:
         """Answer one request."""
         match head["op"]:
             case "lease":
-                self._open(head)
+                self._open(head, body)
             case "exec":
                 listen = reply.part if head["listen"] else None
                 return _result(await self._exec(head, body, listen)), b""
+            case "begin":
+                await self._begin(head)
             case "kill":
                 self._kill(head["lease"], head["run"])
             case "seal":
@@ -136,7 +154,7 @@ class Holder:
             raise SandboxError(f"sandbox {name} is closed.")
         return self._leases[name]
 
-    def _open(self, head: Mapping[str, Any]) -> None:
+    def _open(self, head: Mapping[str, Any], body: bytes) -> None:
         """Make a lease: its disk, its group, its files, and what is mounted beside."""
         name = head["lease"]
         over = self._lease(head["over"]).disk if head["over"] else None
@@ -156,8 +174,10 @@ class Holder:
             if self._group is not None:
                 limits = {key: head[key] for key in ("memory_bytes", "max_processes", "cores")}
                 cgroups.make_lease(self._group, name, **limits)
-            for path, text in head["files"].items():
-                workspace.write(disk.workspace, path.split("/"), text.encode("utf-8", "replace"))
+            begin = 0
+            for path, size in head["files"]:
+                workspace.write(disk.workspace, path.split("/"), body[begin : begin + size])
+                begin += size
             self._guard(lease, strict=head["strict"])
         except OSError as error:
             self._let_go(lease)
@@ -178,12 +198,7 @@ class Holder:
     async def _exec(
         self, head: Mapping[str, Any], stdin: bytes, listen: Callable[[str, bytes], None] | None
     ) -> ExecResult:
-        lease = self._lease(head["lease"])
-        command = Command(
-            argv=tuple(word.encode("utf-8", "surrogatepass") for word in head["argv"]),
-            stdin=stdin, timeout_s=head["timeout_s"], cap_bytes=head["cap_bytes"],
-            limits=head["limits"], variables=head["variables"],
-        )  # fmt: skip
+        lease, command = self._lease(head["lease"]), _command(head, stdin)
         run = Run(command, listen=listen)
         lease.runs[head["run"]] = run
         lease.idle.clear()
@@ -193,7 +208,7 @@ class Holder:
             await lease.thawed.wait()
             lost, lease.memory_lost = lease.memory_lost, False
             deaths = lease.group.oom_kills() if lease.group else 0
-            result = await run.run(live)
+            result = await run.run(live, lease.take(command))
             return replace(
                 result,
                 out_of_memory=lease.group is not None and lease.group.oom_kills() > deaths,
@@ -204,6 +219,12 @@ class Holder:
             del lease.runs[head["run"]]
             if not lease.runs:
                 lease.idle.set()
+
+    async def _begin(self, head: Mapping[str, Any]) -> None:
+        """Start a command that an `exec` of the same words is to give its input to."""
+        lease = self._lease(head["lease"])
+        live = await self._live(lease)
+        lease.put(Begun(live, _command(head, b"")))
 
     async def _door(self, lease: Lease, known: int, reply: Reply) -> dict[str, Any]:
         """The listening socket of the namespaces there are now, where it is not `known` yet."""
@@ -243,6 +264,7 @@ class Holder:
 
     async def _end_live(self, lease: Lease) -> None:
         live, lease.live = lease.live, None
+        lease.put(None)
         if live is not None:
             lease.memory_lost = True
             await live.end()
@@ -302,6 +324,14 @@ class Holder:
         lease.disk.close()
         if lease.group is not None:
             cgroups.remove(lease.group)
+
+
+def _command(head: Mapping[str, Any], stdin: bytes) -> Command:
+    return Command(
+        argv=tuple(word.encode("utf-8", "surrogatepass") for word in head["argv"]),
+        stdin=stdin, timeout_s=head["timeout_s"], cap_bytes=head["cap_bytes"],
+        limits=head["limits"], variables=head["variables"],
+    )  # fmt: skip
 
 
 def _result(result: ExecResult) -> dict[str, Any]:

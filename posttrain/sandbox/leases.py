@@ -182,6 +182,9 @@ class Leased(Held):
             raise UsageError(f"wanted a command and a time, got {list(argv)!r} and {limit_s} s.")
         return limit_s
 
+    async def begin(self, argv: Sequence[str]) -> None:
+        """As `source.Made`: a driver that starts nothing ahead."""
+
     async def write(self, path: str, data: bytes) -> None:
         """As the port says."""
         self._ensure_open()

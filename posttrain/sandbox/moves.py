@@ -164,6 +164,8 @@ class Gone:
     """Nothing of a sandbox is left: it could not be warmed, has ended as told, or was lost."""
 
     sandbox: int
+    failed: bool = False
+    """Whether that was an error: counted, where it was told to end and nobody waits to hear."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

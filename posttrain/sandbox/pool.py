@@ -68,7 +68,7 @@ class PoolStats:
     """Of these, the ones who found an idle sandbox and did not wait."""
     started: int
     failed: int
-    """Could not be made, or went without being told to."""
+    """Could not be made or ended, or went without being told to."""
     dead: int
     """Found dead when handed out."""
     unused: int
@@ -154,7 +154,7 @@ class Pool:
                     sandbox.line.demand.warmed(self._now_s - sandbox.since_s)
                     self._move(sandbox, State.IDLE)
             case moves.Gone():
-                self._lose(self._find(event.sandbox, State.COLD))
+                self._lose(self._find(event.sandbox, State.COLD), failed=event.failed)
             case moves.Dead():
                 self._bury(event.requester)
             case moves.Left():
@@ -199,13 +199,14 @@ class Pool:
             for sandbox in list(line.members[State.WARMING].values()):
                 self._end(sandbox)
 
-    def _lose(self, sandbox: Slot) -> None:
+    def _lose(self, sandbox: Slot, *, failed: bool) -> None:
         """One that was not told to end has failed, and none is started ahead any more. If it was
         warming and now fewer are coming than are waited for, who waits longest is told.
         """
         line, before = sandbox.line, sandbox.state
         self._move(sandbox, State.COLD)
         if before is State.DRAINING:
+            self._num_failed += failed
             return
         self._num_failed += 1
         line.demand.forget()

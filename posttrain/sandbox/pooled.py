@@ -1,11 +1,12 @@
 """Sandboxes that are warm before they are asked for, over any source of them.
 
 It carries out what `pool` decides: one task keeps one sandbox, from its lease of the source to the
-end of that. A sandbox is warm when a command has run in it. Files are laid when it is handed out,
-so environments that differ in nothing else share their stock. What is leased `beside` or `over`
-something is made when asked for and only takes its turn and its room. The one thing that must stay
-true: whoever is cancelled or fails, each sandbox ends with its lease, and `close` leaves no task
-and none of them.
+end of that. A sandbox is warm when a command has run in it, or was started `ahead` in it. Files are
+laid when it is handed out, so environments that differ in nothing else share their stock; those of
+a command that is started ahead are there before it. What is leased `beside` or `over` something is
+made when asked for and only takes its turn and its room. Who leaves one does not wait for its end,
+until which it takes room. The one thing that must stay true: whoever is cancelled or fails, each
+sandbox ends with its lease, and `close` leaves no task and none of them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import contextlib
 import functools
 import itertools
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,13 +52,18 @@ class _Recipe:
     environment: Environment
     beside: Sealed | None = None
     over: Sealed | None = None
+    ahead: tuple[str, ...] = ()
 
     @property
     def alone(self) -> bool:
         return self.beside is not None or self.over is not None
 
+    @property
+    def key(self) -> str:
+        return " ".join((key_of(self.environment), *self.ahead))
+
     def lease(self, source: Sandboxes) -> AbstractAsyncContextManager[Sandbox]:
-        return source.lease(self.environment, beside=self.beside, over=self.over)
+        return source.lease(self.environment, beside=self.beside, over=self.over, ahead=self.ahead)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -92,7 +98,12 @@ class PooledSandboxes:
         return await self._source.capabilities()
 
     def lease(
-        self, environment: Environment, *, beside: Sealed | None = None, over: Sealed | None = None
+        self,
+        environment: Environment,
+        *,
+        beside: Sealed | None = None,
+        over: Sealed | None = None,
+        ahead: Sequence[str] = (),
     ) -> AbstractAsyncContextManager[Sandbox]:
         """As the port says; waits for its turn where there is no room. Who holds one and waits for
         another may wait for ever, when all do.
@@ -100,17 +111,17 @@ class PooledSandboxes:
         Raises:
             Whatever the source raises. SandboxError: the pool is closed.
         """
-        if beside is not None or over is not None:
-            return self._lease(_Recipe(environment=environment, beside=beside, over=over), {})
-        if environment.setup or environment.read_only or environment.hidden:
-            return self._lease(_Recipe(environment=environment), {})
+        recipe = _Recipe(environment=environment, beside=beside, over=over, ahead=tuple(ahead))
+        stands = environment.setup or environment.read_only or environment.hidden
+        if recipe.alone or recipe.ahead or stands:
+            return self._lease(recipe, {})
         plain = replace(environment, files={})
         return self._lease(_Recipe(environment=plain), environment.files)
 
     @contextlib.asynccontextmanager
     async def _lease(self, recipe: _Recipe, files: Mapping[str, str]) -> AsyncIterator[Sandbox]:
         requester, kept = next(self._numbers), None
-        key = f"alone {requester}" if recipe.alone else key_of(recipe.environment)
+        key = f"alone {requester}" if recipe.alone else recipe.key
         self._recipes[key] = recipe
         try:
             kept = await self._obtain(moves.Ask(requester=requester, key=key, alone=recipe.alone))
@@ -120,10 +131,8 @@ class PooledSandboxes:
         finally:
             del self._answers[requester]
             self._tell(moves.Left(requester=requester))
-            if kept is not None:
+            if kept is not None and recipe.alone:
                 await asyncio.wait((kept.task,))
-                if not kept.task.cancelled():
-                    kept.task.result()
 
     async def _obtain(self, ask: moves.Ask) -> _Kept:
         """A sandbox that answers, when it is this requester's turn."""
@@ -177,16 +186,16 @@ class PooledSandboxes:
     async def _keep(self, number: int, recipe: _Recipe) -> None:
         """Make a sandbox, warm it, and hold it until this is cancelled."""
         async with recipe.lease(self._source) as sandbox:
-            if not recipe.alone:
+            if not recipe.alone and not recipe.ahead:
                 await sandbox.exec(_FIRST_COMMAND)
             self._kept[number].sandbox = sandbox
             self._tell(moves.Ready(sandbox=number))
             await asyncio.get_running_loop().create_future()
 
     def _gone(self, number: int, task: asyncio.Task[None]) -> None:
-        self._tell(moves.Gone(sandbox=number))
-        if self._kept.pop(number).sandbox is None:
-            _failure(task)  # told to whoever waited for it; nobody did if it was started ahead
+        failed = not task.cancelled() and task.exception() is not None
+        self._tell(moves.Gone(sandbox=number, failed=failed))
+        del self._kept[number]
 
     async def _tick(self, due_s: float) -> None:
         await self._clock.sleep(due_s - self._clock.now_s())

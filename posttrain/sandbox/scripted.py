@@ -108,9 +108,14 @@ class ScriptedSandboxes:
         )
 
     def lease(
-        self, environment: Environment, *, beside: Sealed | None = None, over: Sealed | None = None
+        self,
+        environment: Environment,
+        *,
+        beside: Sealed | None = None,
+        over: Sealed | None = None,
+        ahead: Sequence[str] = (),
     ) -> AbstractAsyncContextManager[Sandbox]:
-        """As the port says."""
+        """As the port says; nothing is started ahead."""
         return self._lease(environment, beside, over)
 
     @contextlib.asynccontextmanager

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Protocol, Self
 from weakref import WeakValueDictionary
 
@@ -56,6 +57,15 @@ class Made(Sandbox, Protocol):
         """
         ...
 
+    async def begin(self, argv: Sequence[str]) -> None:
+        """Start a command that waits for its input, which the next `exec` brings it, if it is of
+        the same words. One for which none comes finds its input closed. May do nothing.
+
+        Raises:
+            SandboxError: it was lost.
+        """
+        ...
+
 
 class Source(ABC):
     """A source of sandboxes (`containment.Sandboxes`). Close it, or use it as a context manager."""
@@ -91,7 +101,12 @@ class Source(ABC):
         """A sandbox; it is not `guarded` while its set-up runs."""
 
     def lease(
-        self, environment: Environment, *, beside: Sealed | None = None, over: Sealed | None = None
+        self,
+        environment: Environment,
+        *,
+        beside: Sealed | None = None,
+        over: Sealed | None = None,
+        ahead: Sequence[str] = (),
     ) -> AbstractAsyncContextManager[Sandbox]:
         """As the port says; links inside `/artefacts` are not followed by anybody. What a set-up
         made is kept and serves all leases with the same files and set-up.
@@ -101,11 +116,15 @@ class Source(ABC):
             UsageError: a file of the environment lies outside the workspace, or `beside` is of
                 another source. SandboxError: it could not be made, or its set-up failed.
         """
-        return self._lease(environment, beside, over)
+        return self._lease(environment, beside, over, ahead)
 
     @contextlib.asynccontextmanager
     async def _lease(
-        self, environment: Environment, beside: Sealed | None, over: Sealed | None
+        self,
+        environment: Environment,
+        beside: Sealed | None,
+        over: Sealed | None,
+        ahead: Sequence[str],
     ) -> AsyncIterator[Sandbox]:
         abilities = await self.abilities()
         driver = f"{self.kind} ({abilities.source})"
@@ -118,6 +137,8 @@ class Source(ABC):
                 sandbox = await self._make(environment, beside=beside, over=below)
                 stack.push_async_callback(sandbox.close)
                 await sandbox.lay(strict=over is None)
+                if ahead:
+                    await sandbox.begin(ahead)
             yield sandbox
 
     async def _prepare(self, environment: Environment) -> Sealed:
@@ -214,8 +235,14 @@ class Prepared:
 
 def key_of(environment: Environment) -> str:
     """Hash of everything that what a set-up makes may depend on."""
-    text = json.dumps(asdict(environment), sort_keys=True)
+    files = {path: _hash(text) for path, text in environment.files.items()}
+    text = json.dumps(asdict(replace(environment, files=files)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+@functools.lru_cache(maxsize=MOST_KEPT)
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 async def _set_up(sandbox: Sandbox, environment: Environment) -> None:

@@ -274,7 +274,8 @@ def _attend(line: socket.socket, least_bytes: int) -> None:
 
 
 def _tell(told: int, status: int) -> None:
-    os.write(told, _STATUS.pack(status))
+    with contextlib.suppress(BrokenPipeError):  # it was let go before it was given its input
+        os.write(told, _STATUS.pack(status))
     os.close(told)
 
 

@@ -114,11 +114,10 @@ async def differential(check: Check, subject: Subject, tools: Tools) -> Finding:
     return await _judged(check, subject, tools, more, differences, count)
 
 
-_MODULES: Mapping[ModuleType, Sequence[ModuleType]] = {
-    streams: (comparison, streams),
-    suites: (calls, suites),
-    differences: (calls, comparison, streams, differences),
-}
+_MODULES = (calls, comparison, streams, suites, differences)
+"""All that any of these checks needs: so one stock of sandboxes with a harness started ahead serves
+every one of them.
+"""
 
 
 async def _judged(
@@ -143,7 +142,7 @@ async def _judged(
         random.Random(params["seed"]).shuffle(params[key])
     work = Work(
         order={"source": f"from {checker.__name__} import check", "params": params, "sweeps": True},
-        modules=_MODULES[checker],
+        modules=_MODULES,
         limit_s=min(MAX_WALL_S, timeout_s * _WALL_FACTOR * expected),
         memory_bytes=max(512 << 20, memory + (112 << 20)),
     )

@@ -7,7 +7,7 @@ must stay true: what is compared is what the reference made of its own copy, str
 
 from __future__ import annotations
 
-import random
+import sys
 
 from posttrain.verify.calls import Candidate, CandidateEnded, CandidateError, decode, encode, same
 from posttrain.verify.comparison import alike, printed
@@ -34,6 +34,8 @@ class ReferenceFault(Exception):
 
 def check(order: Order) -> dict[str, Any]:
     """The record of all inputs."""
+    import random
+
     params = order.params
     generate = _function(params["generator"], "generate")
     inputs = [generate(random.Random(f"{params['seed']} {n}")) for n in range(params["count"])]
@@ -77,7 +79,7 @@ def _by_calls(order: Order) -> Callable[[Any, bool], str]:
     setup = {key: params[key] for key in ("path", "module", "adapter")}
     setup["source"] = params["program"]
     name = params["function"]
-    reference = type(random)("reference")
+    reference = type(sys)("reference")
     exec(compile(params["reference"], "reference", "exec"), reference.__dict__)
     if params["adapter"]:
         name, adapter = ADAPTER, _function(params["adapter"], ADAPTER)

@@ -32,6 +32,8 @@ from posttrain.verify.layers import Finding
 HARNESS = "harness.py"
 INTERPRETER = ("python3", "-I", "-S", "-B")
 """Isolated: no site packages, no user site, no environment, no byte code left behind."""
+JUDGING = (*INTERPRETER, HARNESS)
+"""The command of every such sandbox; it is started ahead and waits for its order."""
 MAX_RECORD_BYTES = 65_536
 _ALLOWANCE_S = 5.0
 """Wall time beyond the checker's own limit before the call is given up."""
@@ -115,15 +117,12 @@ async def _exec(
         del order["copies"]
     environment = Environment(
         isolation=task.environment.isolation if task.environment else Isolation.NAMESPACE,
-        files={HARNESS: bundle(nursery, harness, *work.modules)},
+        files=bundle(nursery, harness, *work.modules),
         memory_bytes=work.memory_bytes,
-        exec_timeout_s=limit_s,
         max_output_bytes=MAX_RECORD_BYTES,
     )
-    async with tools.sandboxes.lease(environment, beside=mount) as sandbox:
-        return await sandbox.exec(
-            (*INTERPRETER, HARNESS), timeout_s=limit_s, stdin=json.dumps(order).encode()
-        )
+    async with tools.sandboxes.lease(environment, beside=mount, ahead=JUDGING) as sandbox:
+        return await sandbox.exec(JUDGING, timeout_s=limit_s, stdin=json.dumps(order).encode())
 
 
 def _order(check: Check, limit_s: float) -> dict[str, Json]:
@@ -145,26 +144,38 @@ def _files(check: Check) -> dict[str, str]:
     return dict(files)
 
 
+_COMPILED, _SOURCES = "harness.compiled", "harness.sources"
 _LOADER = """import binascii, marshal, sys
-def add(name, text, code):
-    same = sys.modules['_frozen_importlib_external'].MAGIC_NUMBER == {magic!r}
-    code = marshal.loads(binascii.a2b_base64(code)) if same else compile(text, name, 'exec')
+same = sys.modules['_frozen_importlib_external'].MAGIC_NUMBER == {magic!r}
+with open({compiled!r} if same else {sources!r}) as file:
+    modules = marshal.loads(binascii.a2b_base64(file.read()))
+for name, code in modules:
     module = sys.modules[name] = type(sys)(name)
-    exec(code, module.__dict__)
+    exec(code if same else compile(code, name, 'exec'), module.__dict__)
+module = modules = None
+sys.modules[{main!r}].main()
 """
 
 
 @functools.cache
-def bundle(*modules: ModuleType) -> str:
-    """One program of modules of this package, which import one another there as they do here. They
-    come compiled as well, for an interpreter like this one: that takes a third of its start.
+def bundle(*modules: ModuleType) -> Mapping[str, str]:
+    """The files of a program of modules of this package, which import one another there as they do
+    here. They come compiled as well, for an interpreter like this one: that takes a third of its
+    start.
     """
-    lines = [_LOADER.format(magic=importlib.util.MAGIC_NUMBER)]
-    for module in modules:
-        name, text = module.__name__, inspect.getsource(module)
-        code = marshal.dumps(compile(text, name, "exec", dont_inherit=True, optimize=2))
-        lines.append(f"add({name!r}, {text!r}, {base64.b64encode(code).decode()!r})")
-    return "\n".join([*lines, f"sys.modules[{harness.__name__!r}].main()", ""])
+    sources = [(module.__name__, inspect.getsource(module)) for module in modules]
+    compiled = [
+        (name, compile(text, name, "exec", dont_inherit=True, optimize=2)) for name, text in sources
+    ]
+    loader = _LOADER.format(
+        magic=importlib.util.MAGIC_NUMBER, compiled=_COMPILED, sources=_SOURCES,
+        main=harness.__name__,
+    )  # fmt: skip
+    return {HARNESS: loader, _COMPILED: _packed(compiled), _SOURCES: _packed(sources)}
+
+
+def _packed(value: Any) -> str:
+    return base64.b64encode(marshal.dumps(value, 4)).decode()
 
 
 def read_record(result: ExecResult, nonce: str) -> Mapping[str, Any]:

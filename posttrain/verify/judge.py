@@ -12,11 +12,12 @@ import json
 from collections.abc import Awaitable, Callable
 
 from posttrain.core import seeds
-from posttrain.core.errors import UsageError, VerifierError
+from posttrain.core.errors import PosttrainError, UsageError, VerifierError
 from posttrain.core.task import Check, Json, Message, Role
 from posttrain.verify import guards
 from posttrain.verify.kinds import Subject, Tools, allowed
 from posttrain.verify.layers import Finding
+from posttrain.verify.trust import Trust
 
 MAX_MARK = 2
 LEAST_AGREEMENT = 0.75
@@ -77,16 +78,35 @@ async def believed(
     Raises:
         VerifierError: it paid a canary, or gave no mark.
     """
-    for canary in tools.trust.canaries_due(name):
-        value, _ = await marked(canary)
-        if not tools.trust.tried(name, canary, value):
-            raise VerifierError(f"{name} gave {value:g} to a reply that deserves 0: {canary!r}.")
+    await _try_canaries(name, marked, tools.trust)
     tools.trust.judged(name)
     value, evidence = await marked(subject.reply)
     least = float(check.params.get("agreement", LEAST_AGREEMENT))
     doubt = tools.trust.disagrees(name, subject.task.domain, least)
     told = {**evidence, JUDGE: name, SAID: value} | ({"abstains": doubt} if doubt else {})
     return Finding(value=None if doubt else value, evidence=told)
+
+
+async def _try_canaries(name: str, marked: Marked, trust: Trust) -> None:
+    """Try what is due, one at a time: who comes meanwhile waits, and shares what came of it.
+
+    Raises:
+        VerifierError: it paid a canary. Whatever `marked` raises.
+    """
+    waits = trust.turn(name).locked()
+    async with trust.turn(name):
+        if waits and (trouble := trust.trouble(name)):
+            raise VerifierError(trouble)
+        try:
+            for canary in trust.canaries_due(name):
+                value, _ = await marked(canary)
+                if not trust.tried(name, canary, value):
+                    told = f"{name} gave {value:g} to a reply that deserves 0: {canary!r}."
+                    raise VerifierError(told)
+        except PosttrainError as error:
+            trust.failed(name, error.message)
+            raise
+        trust.passed(name)
 
 
 def conversation(subject: Subject, reply: str, criteria: list[str], check: Check) -> list[Message]:

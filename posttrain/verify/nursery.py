@@ -10,10 +10,10 @@ A candidate that ends or stops the nursery has ended its checker (`NurseryEnded`
 
 from __future__ import annotations
 
+import _ctypes  # without the module ctypes, which costs as much as a candidate
 import _json
 import _signal  # type: ignore[import-not-found]  # as signal, without enumerations
 import _socket
-import ctypes
 import gc
 import os
 import resource
@@ -31,7 +31,7 @@ _SET_DUMPABLE, _SET_CHILD_SUBREAPER = 4, 36
 _MAX_REQUEST_BYTES = 1 << 20
 _END_S = 20.0
 """How long a candidate that was killed may take to be gone."""
-_LIBC = ctypes.CDLL(None)
+_PRCTL = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]
 
 
 class Suppressed:
@@ -89,13 +89,18 @@ def _refused(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is no JSON value")
 
 
+def _prctl(option: int, value: int) -> bool:
+    """Whether prctl(2) did it."""
+    return bool(_ctypes.call_function(_PRCTL, (option, value, 0, 0, 0)) == 0)
+
+
 def hide() -> None:
     """Make this process unreadable to others of its user; its children inherit that.
 
     Raises:
         OSError: it cannot.
     """
-    if _LIBC.prctl(_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+    if not _prctl(_SET_DUMPABLE, 0):
         raise OSError("this process cannot be hidden")
 
 
@@ -159,7 +164,7 @@ class Nursery:
 def nurse(control: _socket.socket) -> int:
     """Fork candidates as asked, tell how each ended, and leave nothing of it; the exit code."""
     gc.freeze()  # what all share is not copied when one of them collects
-    _LIBC.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _prctl(_SET_CHILD_SUBREAPER, 1)
     while True:
         space = _socket.CMSG_SPACE(3 * 4)
         text, rights, _, _ = control.recvmsg(_MAX_REQUEST_BYTES, space)
@@ -167,10 +172,11 @@ def nurse(control: _socket.socket) -> int:
             return 0
         packed = b"".join(data for _, _, data in rights)
         fds = [int.from_bytes(packed[at : at + 4], sys.byteorder) for at in (0, 4, 8)]
+        head = loads(text)
         pid = os.fork()
         if pid == 0:
             control.close()
-            _become(loads(text), fds)
+            _become(head, fds)
         for number in fds:
             os.close(number)
         control.send(str(pid).encode())
@@ -198,7 +204,7 @@ def _become(head: Mapping[str, Any], fds: Sequence[int]) -> NoReturn:
         text = file.read()
     os.close(given)
     os.close(said)
-    _LIBC.prctl(_SET_DUMPABLE, 1, 0, 0, 0)
+    _prctl(_SET_DUMPABLE, 1)
     argv = head["argv"]
     if head["python"]:
         _interpret(text.decode(), argv)

@@ -1,11 +1,12 @@
 """How far a judge or a reward model is believed: by canaries, and by programs beside it.
 
-Pure: verdicts in, doubts out. The one thing that must stay true: whoever pays a reply that deserves
-nothing is believed again only once it has refused that very reply.
+Verdicts in, doubts out; nobody is asked here. The one thing that must stay true: whoever pays a
+reply that deserves nothing is believed again only once it has refused that very reply.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -46,7 +47,12 @@ class Agreement:
 class _Judge:
     verdicts: int = 0
     next_canary: int = 0
+    due_at: int = 0
+    """Number of verdicts before which canaries are to be tried."""
     fooled_by: str | None = None
+    trouble: str = ""
+    """Why the latest trying of canaries failed; empty where it did not."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 @dataclass(slots=True)
@@ -56,22 +62,44 @@ class Trust:
     _judges: dict[str, _Judge] = field(default_factory=dict)
     _agreed: dict[tuple[str, str], deque[bool]] = field(default_factory=dict)
 
+    def turn(self, judge: str) -> asyncio.Lock:
+        """Held by whoever tries canaries on a judge; all others wait for what comes of it."""
+        return self._judge(judge).turn
+
+    def _judge(self, name: str) -> _Judge:
+        return self._judges.setdefault(name, _Judge())
+
     def canaries_due(self, judge: str) -> tuple[str, ...]:
         """The replies to try on a judge before its next verdict counts: all of them at first, then
         one a batch, in turn; the one that fooled it, as long as it does.
         """
-        known = self._judges.setdefault(judge, _Judge())
+        known = self._judge(judge)
         if known.fooled_by is not None:
             return (known.fooled_by,)
-        if known.verdicts == 0:
-            return CANARIES
-        if known.verdicts % BATCH:
+        if known.verdicts < known.due_at:
             return ()
+        if known.due_at == 0:
+            return CANARIES
         return (CANARIES[known.next_canary % len(CANARIES)],)
+
+    def passed(self, judge: str) -> None:
+        """It was tried on all that was due."""
+        known = self._judge(judge)
+        known.trouble = ""
+        if known.verdicts >= known.due_at:
+            known.due_at = known.verdicts + BATCH
+
+    def failed(self, judge: str, trouble: str) -> None:
+        """Trying it failed, for this reason."""
+        self._judge(judge).trouble = trouble
+
+    def trouble(self, judge: str) -> str:
+        """Why the latest trying failed; empty where it did not."""
+        return self._judge(judge).trouble
 
     def tried(self, judge: str, canary: str, value: float) -> bool:
         """A canary earned this; False: the judge is not to be believed."""
-        known = self._judges.setdefault(judge, _Judge())
+        known = self._judge(judge)
         known.next_canary += 1
         if value > 0.0:
             known.fooled_by = canary
@@ -82,7 +110,7 @@ class Trust:
 
     def judged(self, judge: str) -> None:
         """It gave a verdict."""
-        self._judges.setdefault(judge, _Judge()).verdicts += 1
+        self._judge(judge).verdicts += 1
 
     def compared(self, judge: str, domain: str, value: float, program: float) -> None:
         """A judge and the programs that looked at the same attempt gave these."""

@@ -114,6 +114,19 @@ def test_an_honest_domain_is_admitted():
     assert codec.from_json(Admission, codec.to_json(report)) == report
 
 
+def test_the_kill_rate_is_told_for_each_verifier_and_refuses_nothing():
+    report = examine(Source())
+    assert (report.kills.judged, report.kills.killed, report.kills.alive) == (12, 12, ())
+    (kill,) = report.kills.by_verifier
+    assert kill.verifier.startswith("exact@1+")
+    assert (kill.judged, kill.rate) == (12, 1.0)
+    blind = examine(Source("all"), levels=(0,))
+    assert (blind.kills.rate, blind.kills.judged, len(blind.kills.alive)) == (0.0, 6, 5)
+    assert "number: " in " ".join(blind.kills.alive)
+    assert not any("number: " in reason for reason in blind.reasons)
+    assert examine(Source("raising")).kills.unjudged == 12
+
+
 @pytest.mark.parametrize("kind", ["all", "little"])
 def test_a_verifier_that_pays_for_nothing_is_not_admitted(kind):
     report = examine(Source(kind))
@@ -189,7 +202,8 @@ def test_a_tool_domain_is_played_and_must_not_pay_for_doing_nothing(idle_pays, a
     report = examine(Source("state", executor="tools"), play=play, levels=(0,))
     assert report.admitted is admitted
     assert {probe.name for probe in report.probes} == {"oracle", "echo", *IDLE}
-    assert len(played) == 3 * (2 + 1 + len(IDLE))  # the task has no shell for other attacks
+    # twice the oracle, an echo, two mutants; the task has no shell for other attacks
+    assert len(played) == 3 * (2 + 1 + len(IDLE) + 2)
     assert report.constant is None
 
 

@@ -13,8 +13,8 @@ from posttrain.core.task import Check, Environment, Oracle, Task
 from posttrain.domains.families.terminal import domain
 from posttrain.engine import model as models
 from posttrain.evals import leaks
-from posttrain.evals.admission import player
 from posttrain.evals.attackers import COMMANDS, done, roomy
+from posttrain.evals.played import player
 from posttrain.rollout.render import Renderer
 from posttrain.rollout.tokenizer import TransformersTokenizer
 from posttrain.rollout.toolloop import ToolExecutor

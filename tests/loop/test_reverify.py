@@ -17,7 +17,7 @@ from posttrain.core.containment import Sealed
 from posttrain.core.errors import UsageError
 from posttrain.core.ports import StepReport
 from posttrain.core.task import Check, Environment, Place
-from posttrain.core.trajectory import Group, Trajectory
+from posttrain.core.trajectory import AttemptKey, Group, Trajectory
 from posttrain.core.verdict import Component, Verdict
 from posttrain.loop.book import Book
 from posttrain.loop.parts import Records
@@ -25,6 +25,7 @@ from posttrain.loop.past import fold
 from posttrain.loop.reverify import Reverification, Reverifier, Standing
 from posttrain.loop.rollback import roll_back
 from posttrain.observe.journal import FileJournal
+from posttrain.observe.kept import KeptWorkspaces, archive_of
 from posttrain.observe.ledger import FileLedger, read_events
 from posttrain.rollout.group import WORKSPACE
 from posttrain.schedule.account import Status
@@ -47,12 +48,12 @@ class Rule:
 
 
 def judged_again(
-    directory: Path, verifier: Rule, *, domains: Sequence[str] = (), tasks=None, corrections=None
-):
+    directory: Path, verifier: Rule, *, domains: Sequence[str] = (), tasks=None, corrections=None,
+    read=None,
+):  # fmt: skip
     @asynccontextmanager
     async def restore(sha256: str, environment: Environment):
-        raise KeyError("gone")
-        yield
+        yield read(sha256)
 
     async def body() -> Reverification:
         with FileLedger(directory / "ledger.jsonl") as ledger:
@@ -168,6 +169,27 @@ def test_what_an_attempt_left_must_be_there(tmp_path: Path) -> None:
     assert not rule.seen
     assert found.left_out == {"what it left is not there: 'it was not kept'": 18}
     assert WORKSPACE.startswith("."), "no artefact of a task takes its name"
+
+
+def test_a_workspace_that_was_let_go_is_told_apart_from_a_lost_one(tmp_path, monkeypatch) -> None:
+    class Boxed(ScriptedTasks):
+        async def task(self, drawn: events.Drawn):
+            return replace(await super().task(drawn), environment=Environment())
+
+    gone = KeptWorkspaces(tmp_path, max_bytes=1).put(b"large", domain="a", key="ab")
+    recall = Book.recall
+
+    def recalled(book: Book, key: AttemptKey) -> Trajectory:
+        left = {WORKSPACE: {"sha256": gone if key.member else "0" * 64}}
+        return replace(recall(book, key), artefacts=left)
+
+    start(tmp_path, tasks=Boxed())
+    monkeypatch.setattr(Book, "recall", recalled)
+    found = judged_again(tmp_path, Rule(remainder=0), tasks=Boxed(), read=archive_of(tmp_path))
+    told = "its workspace: it was let go, to stay within run.workspaces_mib"
+    assert found.left_out[told] == 8
+    assert found.left_out.total() == 18
+    assert sum("no blob" in reason for reason in found.left_out) == 1
 
 
 def test_what_people_said_counts_before_any_verifier(tmp_path: Path) -> None:

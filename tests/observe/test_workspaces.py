@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from pathlib import Path
 
@@ -18,8 +19,10 @@ from posttrain.core.task import (
     Environment,
     Task,
 )
+from posttrain.core.trajectory import AttemptKey
 from posttrain.observe import workspaces
 from posttrain.observe.blobs import FileBlobs
+from posttrain.observe.kept import KeptWorkspaces
 from posttrain.observe.workspaces import NotKeptError, keeping, pack, restored
 from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
 
@@ -106,7 +109,8 @@ def test_what_cannot_be_kept_whole_is_not_kept_and_says_why(
     task = Task(
         domain="d", level=0, seed=0, description=Description(objective="o"), artefacts=WHOLE
     )
-    keep = keeping(FileBlobs(tmp_path / "blobs"))
+    kept_here = KeptWorkspaces(tmp_path, max_bytes=1 << 20)
+    keep = functools.partial(keeping(kept_here), AttemptKey(run="r", draw=0, member=0))
     for files, why in (
         ({"a": b"x" * 11}, "more than 10 bytes"),
         (dict.fromkeys("abcd", b""), "more than 3 entries"),
@@ -124,5 +128,6 @@ def test_what_cannot_be_kept_whole_is_not_kept_and_says_why(
 def test_a_disk_that_refuses_is_no_error_of_the_attempt(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     task = Task(domain="d", level=0, seed=0, description=Description(objective="o"))
-    kept = asyncio.run(keeping(FileBlobs(tmp_path / "blobs"))(task, Listed({})))
+    keep = keeping(KeptWorkspaces(tmp_path, max_bytes=1 << 20))
+    kept = asyncio.run(keep(AttemptKey(run="r", draw=0, member=0), task, Listed({})))
     assert "Permission denied" in kept["lost"]

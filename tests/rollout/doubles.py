@@ -286,7 +286,9 @@ class MemorySandboxes:
         self.sealed_when_returned: list[int] = []
 
     @asynccontextmanager
-    async def lease(self, environment: Any, *, beside: Any = None, over: Any = None) -> Any:
+    async def lease(
+        self, environment: Any, *, beside: Any = None, over: Any = None, ahead: Any = ()
+    ) -> Any:
         if self._fail is not None:
             raise self._fail
         self.leased += 1

@@ -29,20 +29,28 @@ class Watched:
         self.scripted = ScriptedSandboxes(
             answers({"true": OK, "make": OK, "look": OK}), **arguments
         )
-        self.asked, self.made = [], []
-        self.open = asyncio.Event()
+        self.asked, self.made, self.ahead = [], [], []
+        self.open, self.may_end = asyncio.Event(), asyncio.Event()
         self.open.set()
+        self.may_end.set()
+        self.end_failure = None
         self.on_made = lambda: None
         self.capabilities = self.scripted.capabilities
 
     @contextlib.asynccontextmanager
-    async def lease(self, environment, *, beside=None, over=None) -> AsyncIterator:
+    async def lease(self, environment, *, beside=None, over=None, ahead=()) -> AsyncIterator:
         self.asked.append(environment)
+        self.ahead += [ahead] if ahead else []
         async with self.scripted.lease(environment, beside=beside, over=over) as sandbox:
             await self.open.wait()
             self.made.append(sandbox)
             self.on_made()
-            yield sandbox
+            try:
+                yield sandbox
+            finally:
+                await self.may_end.wait()
+                if self.end_failure is not None:
+                    raise self.end_failure
 
     @property
     def lines(self) -> list[str]:
@@ -190,6 +198,51 @@ def test_what_is_warm_and_not_asked_for_any_more_is_ended_in_time():
     play(body, keep_s=60.0)
 
 
+def test_who_leaves_one_does_not_wait_for_its_end_which_takes_room_until_then():
+    async def body(scene):
+        scene.source.may_end.clear()
+        await scene.visit()
+        assert scene.pool.stats().draining == 1
+        waits = asyncio.create_task(scene.visit())
+        await turns()
+        assert not waits.done()
+        scene.source.may_end.set()
+        await waits
+
+    play(body, max_alive=1)
+
+
+def test_an_end_that_failed_is_counted():
+    async def body(scene):
+        scene.source.end_failure = SandboxError("it would not die")
+        await scene.visit()
+        await turns()
+        assert scene.pool.stats().failed == 1
+
+    play(body)
+
+
+def test_what_is_started_ahead_is_kept_apart_by_its_words_and_files():
+    async def body(scene):
+        files = {"a.txt": "one"}
+        for _ in range(2):
+            async with scene.pool.lease(Environment(files=files), ahead=("look",)) as sandbox:
+                await sandbox.exec(("look",))
+            scene.clock.advance(1)
+        await turns()
+        assert scene.pool.stats().idle == 1
+        assert scene.source.made[-1].files == {"a.txt": b"one"}
+        assert scene.source.ahead == [("look",)] * 3
+        assert scene.source.lines == ["look"] * 2  # nothing else ran to warm them
+        for other, ahead in ((files, ("make",)), (files, ()), ({"a.txt": "two"}, ("look",))):
+            async with scene.pool.lease(Environment(files=other), ahead=ahead):
+                assert scene.pool.stats().found_warm == 0
+        async with scene.pool.lease(Environment(files=files), ahead=("look",)):
+            assert scene.pool.stats().found_warm == 1
+
+    play(body)
+
+
 # --- room -------------------------------------------------------------------------------------
 
 
@@ -306,6 +359,7 @@ def test_an_error_of_whoever_holds_one_comes_through_and_ends_it():
         with pytest.raises(ZeroDivisionError):
             async with scene.pool.lease(Environment()):
                 raise ZeroDivisionError
+        await turns()
         assert scene.source.alive == 0
 
     play(body)

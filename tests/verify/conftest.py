@@ -106,11 +106,13 @@ class ProcessSandboxes:
 
     root: Path
     leased: list[Environment] = field(default_factory=list)
+    ahead: list[tuple[str, ...]] = field(default_factory=list)
 
     @asynccontextmanager
-    async def lease(self, environment, *, beside=None, over=None):
+    async def lease(self, environment, *, beside=None, over=None, ahead=()):
         folder = self.root / f"sandbox-{len(self.leased)}"
         self.leased.append(environment)
+        self.ahead.append(ahead)
         for path, text in environment.files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(text)
@@ -124,7 +126,7 @@ class RepliedSandboxes:
         self.results, self.calls = list(results), []
 
     @asynccontextmanager
-    async def lease(self, environment, *, beside=None, over=None):
+    async def lease(self, environment, *, beside=None, over=None, ahead=()):
         yield self
 
     async def exec(self, argv, *, timeout_s=None, stdin=b""):

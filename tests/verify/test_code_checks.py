@@ -12,9 +12,11 @@ import pytest
 
 from posttrain.core.errors import UsageError, VerifierError
 from posttrain.core.task import Artefact, ArtefactKind, Check
+from posttrain.sandbox.source import key_of
 from posttrain.verify.calls import Unplain, decode, encode, same
 from posttrain.verify.code import code_of, differential, named_tests, stdio, suite
 from posttrain.verify.comparison import alike
+from posttrain.verify.execution import JUDGING
 
 
 def block(code):
@@ -442,3 +444,22 @@ def test_a_reply_of_the_candidate_is_read_as_data_only():
         _read(b'{"e": ["KeyError", "gone"]}')
     with pytest.raises(CandidateError, match="skip"):
         _read(b'{"e": ["Skipped", "skip"]}')
+
+
+# --- where they run -----------------------------------------------------------------------------
+
+
+def test_one_stock_of_sandboxes_with_a_harness_ahead_serves_every_kind(find, tools):
+    """Each check's time limit made an environment of its own, with nothing warm for the next."""
+    generator = "def generate(rng): return (1,)\n"
+    code = "def one(n):\n    return n\n"
+    tests = "from solution import one\ndef test_one(): assert one(1) == 1\n"
+    more = {"generator": generator, "reference": code, "function": "one", "count": 1}
+    for timeout_s in (1, 3):
+        find(stdio, check("stdio", cases=DOUBLE[:1], timeout_s=timeout_s), block("print(4)"))
+        find(suite, check("suite", suite=tests, timeout_s=timeout_s), block(code))
+        find(differential, check("differential", **more, timeout_s=timeout_s), block(code))
+    leased = tools.sandboxes.leased
+    assert len(leased) == 6
+    assert len({key_of(environment) for environment in leased}) == 1
+    assert set(tools.sandboxes.ahead) == {JUDGING}

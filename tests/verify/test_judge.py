@@ -149,13 +149,78 @@ def test_a_judge_that_turns_is_found_out_within_a_round_of_canaries():
     trust, verdicts = Trust(), 0
     for canary in trust.canaries_due("j"):
         assert trust.tried("j", canary, 0.0)
+    trust.passed("j")
     while True:
         trust.judged("j")
         verdicts += 1
         if not all(trust.tried("j", c, float(c == "Solution")) for c in trust.canaries_due("j")):
             break
+        trust.passed("j")
     assert verdicts <= BATCH * len(CANARIES)
     assert trust.canaries_due("j") == ("Solution",)
+
+
+class Slow(Judge):
+    """Lets others run whenever it is asked, and knows how many ask at once."""
+
+    asking = most = marked_while_tried = 0
+
+    async def reply(self, messages, *, max_tokens):
+        tries = candidate(messages) in CANARIES
+        self.marked_while_tried += self.canaries < len(CANARIES) and not tries
+        self.asking += tries
+        self.most = max(self.most, self.asking)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        self.asking -= tries
+        if isinstance(self.answer, Exception) and tries:
+            self.canaries += 1
+            raise self.answer
+        return await super().reply(messages, max_tokens=max_tokens)
+
+
+def at_once(make_attempt, chat, count):
+    asked = Bench(make_attempt, ManualClock(), chat=chat)
+
+    async def body():
+        attempt = asked.make_attempt("two", checks=(RIGHT, RUBRIC))
+        return await asyncio.gather(*(asked.stack.verify(attempt, None) for _ in range(count)))
+
+    return asyncio.run(body())
+
+
+def test_the_first_of_many_tries_the_canaries_while_the_others_wait(make_attempt):
+    """Each of sixteen verdicts at once asked for all seven."""
+    chat = Slow(FULL)
+    verdicts = at_once(make_attempt, chat, BATCH)
+    assert [verdict.reward for verdict in verdicts] == [1.0] * BATCH
+    assert (chat.canaries, chat.most, chat.marked_while_tried) == (len(CANARIES), 1, 0)
+    assert len(chat.seen) == BATCH
+
+
+@pytest.mark.parametrize("paid", [True, False], ids=("fooled", "out of reach"))
+def test_who_waited_for_canaries_shares_what_came_of_them(paid, make_attempt):
+    down = InfraError("the judge is out of reach")
+    chat = Slow(FULL, fooled_by=CANARIES[:1]) if paid else Slow(down)
+    verdicts = at_once(make_attempt, chat, 8)
+    assert [verdict.reward for verdict in verdicts] == [None] * 8
+    assert len({verdict.errors for verdict in verdicts}) == 1 + (not paid)
+    assert chat.canaries == 1
+
+
+def test_one_that_is_cancelled_while_it_tries_leaves_it_to_the_next(make_attempt):
+    chat = Slow(FULL)
+    asked = Bench(make_attempt, ManualClock(), chat=chat)
+
+    async def body():
+        attempt = asked.make_attempt("two", checks=(RIGHT, RUBRIC))
+        first, second = (asyncio.create_task(asked.stack.verify(attempt, None)) for _ in range(2))
+        while not chat.asking:
+            await asyncio.sleep(0)
+        first.cancel()
+        assert (await second).reward == 1.0
+
+    asyncio.run(body())
 
 
 # --- agreement with programs --------------------------------------------------------------------
