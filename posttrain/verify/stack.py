@@ -27,12 +27,14 @@ from posttrain.verify.fingerprint import fingerprint
 from posttrain.verify.judge import JUDGE, SAID, judge
 from posttrain.verify.kinds import REPLY_KINDS, Kind, Subject, Tools
 from posttrain.verify.layers import Finding
+from posttrain.verify.mathematics import math
 from posttrain.verify.reward_model import reward_model
 from posttrain.verify.state import state
 
 ENTRY_POINT_GROUP = "posttrain.checks"
 BUILT_IN: Mapping[str, Kind] = {
     **REPLY_KINDS,
+    "math": math,
     "program": program,
     "stdio": stdio,
     "suite": suite,

@@ -60,9 +60,11 @@ def _equal(gold: Any, given: Any) -> bool:
     """Equality by the form of the gold answer; a number may be named by one symbol before it."""
     equations = isinstance(gold, sympy.Eq), isinstance(given, sympy.Eq)
     if all(equations):
-        return _proportional(gold.lhs - gold.rhs, given.lhs - given.rhs) if _plain(
-            gold, given
-        ) else gold.lhs == given.lhs and _equal(gold.rhs, given.rhs)
+        return (
+            _proportional(gold.lhs - gold.rhs, given.lhs - given.rhs)
+            if _plain(gold, given)
+            else gold.lhs == given.lhs and _equal(gold.rhs, given.rhs)
+        )
     if equations[1] and given.lhs.is_Symbol:
         return _equal(gold, given.rhs)
     if equations[0] and gold.lhs.is_Symbol:
