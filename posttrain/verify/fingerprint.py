@@ -12,8 +12,12 @@ import functools
 import hashlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+
+_CALLED = re.compile(r"\w+(\.\w+)+:\w+")
 
 
 @functools.cache
@@ -38,15 +42,18 @@ def sources(module: str) -> dict[str, str]:
 
 
 def _text(module: str) -> str:
-    """Source of an imported module; '' where it has none."""
+    """Source of a module, imported here or in workers only; '' where it has none."""
     try:
+        if module not in sys.modules:
+            spec = importlib.util.find_spec(module)
+            return Path(spec.origin).read_text("utf-8") if spec and spec.origin else ""
         return inspect.getsource(sys.modules[module])
     except (KeyError, OSError, TypeError):
         return ""
 
 
 def _imported(source: str, package: str) -> Iterator[str]:
-    """Names of imported modules."""
+    """Names of imported modules, and of those whose functions (`module:name`) workers call."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (one.name for one in node.names)
@@ -55,3 +62,5 @@ def _imported(source: str, package: str) -> Iterator[str]:
             base = importlib.util.resolve_name(told, package)
             names = (f"{base}.{one.name}" for one in node.names)
             yield from (name for name in (base, *names) if name in sys.modules)
+        elif isinstance(node, ast.Constant) and _CALLED.fullmatch(str(node.value)):
+            yield str(node.value).partition(":")[0]

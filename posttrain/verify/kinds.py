@@ -8,7 +8,7 @@ one thing that must stay true: foreign code (a domain's scorer) never runs in th
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -143,7 +143,7 @@ def _not_longer(check: Check, subject: Subject) -> Passage:
 # --- answers ----------------------------------------------------------------------------------
 
 
-def _answer(check: Check, subject: Subject, default: Where, *, gold: str) -> answers.Answer:
+def final_answer(check: Check, subject: Subject, default: Where, *, gold: str) -> answers.Answer:
     """The reply's final answer; refused where the reply is empty or echoes the prompt, unless the
     right answer does as well.
     """
@@ -163,7 +163,7 @@ def _compared(
 ) -> Kind:
     async def kind(check: Check, subject: Subject, tools: Tools) -> Finding:
         allowed(check, "answer", "where", *parameters)
-        given = _answer(check, subject, where, gold=text_of(check, "answer"))
+        given = final_answer(check, subject, where, gold=text_of(check, "answer"))
         if given.text is None:
             return Finding(value=0.0, evidence={"refused": given.refusal})
         return Finding(value=float(compare(check, given.text)), evidence={"answer": given.text})
@@ -205,27 +205,40 @@ async def reasoning_gym(check: Check, subject: Subject, tools: Tools) -> Finding
     if not isinstance(entry, Mapping):
         raise UsageError(f"check 'reasoning_gym' wants the entry as generated, got {entry!r:.80}.")
     gold = str(entry.get("answer", "")).strip()
-    given = _answer(check, subject, Where.REPLY if "\n" in gold else Where.LINE, gold=gold)
+    given = final_answer(check, subject, Where.REPLY if "\n" in gold else Where.LINE, gold=gold)
     if given.text is None:
         return Finding(value=0.0, evidence={"refused": given.refusal})
     if tools.workers is None:
         raise VerifierError("a scorer wants workers, but this stack was built without.")
 
-    workers, dataset, limit_s = tools.workers, text_of(check, "dataset"), seconds_of(check)
+    workers, dataset = tools.workers, text_of(check, "dataset")
 
     async def scored(text: str, limit_s: float) -> Json:
         return await workers.call(REASONING_GYM_SCORER, dataset, entry, text, timeout_s=limit_s)
 
-    try:
-        score = await scored(given.text, limit_s)
-    except WorkerError:
-        await scored(gold, limit_s)
-        try:
-            score = await scored(given.text, 2 * limit_s)
-        except WorkerError as error:
-            told = {"answer": given.text, "refused": f"no score came of it: {error.message}"}
-            return Finding(value=0.0, evidence=told)
+    score, refused = await asked(scored, given.text, gold, seconds_of(check))
+    if refused:
+        return Finding(value=0.0, evidence={"answer": given.text, "refused": refused})
     return Finding(value=paid(score), evidence={"answer": given.text, "score": score})
+
+
+async def asked(
+    ask: Callable[[str, float], Awaitable[Json]], given: str, gold: str, limit_s: float
+) -> tuple[Json, str]:
+    """What a worker says of an answer, or why it said nothing twice, which is the answer's doing:
+    the second time it had twice the time, and in between it did answer about the gold one.
+
+    Raises:
+        WorkerError: it has no word for the gold answer either.
+    """
+    try:
+        return await ask(given, limit_s), ""
+    except WorkerError:
+        await ask(gold, limit_s)
+    try:
+        return await ask(given, 2 * limit_s), ""
+    except WorkerError as error:
+        return None, f"no score came of it: {error.message}"
 
 
 def paid(score: Json) -> float:

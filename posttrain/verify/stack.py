@@ -31,6 +31,7 @@ from posttrain.verify.json_schema import json_schema
 from posttrain.verify.judge import JUDGE, SAID, judge
 from posttrain.verify.kinds import REPLY_KINDS, Kind, Subject, Tools
 from posttrain.verify.layers import Finding
+from posttrain.verify.mathematics import math
 from posttrain.verify.reward_model import reward_model
 from posttrain.verify.state import state
 from posttrain.verify.text import text
@@ -39,6 +40,7 @@ from posttrain.verify.tool_calls import tool_calls
 ENTRY_POINT_GROUP = "posttrain.checks"
 BUILT_IN: Mapping[str, Kind] = {
     **REPLY_KINDS,
+    "math": math,
     "program": program,
     "stdio": stdio,
     "suite": suite,

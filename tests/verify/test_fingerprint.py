@@ -63,3 +63,7 @@ def test_the_version_leaves_the_parameters_out():
                           ("exact@1#9f2c41d0", "exact@1"), ("", "")):  # fmt: skip
         component = Component(name="a", place=Place.RULE, value=1.0, verifier=told)
         assert component.verifier_version == version
+
+
+def test_what_workers_call_by_name_counts_though_it_is_not_imported_here():
+    assert "posttrain.verify.symbolic" in sources("posttrain.verify.mathematics")
