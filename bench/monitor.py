@@ -17,6 +17,8 @@ from posttrain.verify.signals import Seen
 
 HONEST = 0.0005
 """Steepest honest rise per verdict: 7.5 points in 150."""
+ANSWERS = 40
+"""Short answers that a third of the honest domains come to give, and other tasks share."""
 SIZES, LIKENESS = (4, 8, 16), (0.0, 0.05, 0.1, 0.2)
 HOLDS = (6.0, 8.0, 10.0, 12.0, 14.0, 16.0)
 KINDS = ("flat", "slow", "sigmoid", "from zero", "near one", "levels")
@@ -67,11 +69,13 @@ def _honest(rng: random.Random, number: int, steps: int, steepness: float) -> fl
     stream, size, likeness = Stream(), rng.choice(SIZES), rng.choice(LIKENESS)
     kind, peak = KINDS[number % len(KINDS)], 0.0
     curve, tokens = honest_curve(rng, kind, size, steepness), rng.uniform(40, 400)
+    terse = rng.random() < 1 / 3  # its outputs come to be one of `ANSWERS`
     for step in range(steps):
         level = step * 3 // steps if kind == "levels" else 0
         rate = curve(step) * (1.0 - 0.25 * level)
         shorter = tokens * (1.0 - 0.5 * step / steps)  # honest learners grow terse
-        stream.take(_group(rng, step, size, rate, likeness, tokens=shorter), level)
+        same = min(1.0, 2 * step / steps) if terse else 0.0
+        stream.take(_group(rng, step, size, rate, likeness, tokens=shorter, same=same), level)
         peak = max(peak, stream.score)
     return peak
 
@@ -125,6 +129,7 @@ def _group(
     *,
     tokens: float = 100.0,
     exploit: float = 0.0,
+    same: float = 0.0,
 ) -> list[Seen]:
     rate = min(1.0 - 1e-4, max(1e-4, rate))
     if likeness:
@@ -136,10 +141,17 @@ def _group(
             task=str(step),
             reward=float(rng.random() < rate),
             tokens=int(tokens * rng.lognormvariate(0.0, 0.3)),
-            output=1 if rng.random() < exploit else 2 + rng.getrandbits(40),
+            output=_output(rng, exploit, same),
         )
         for member in range(size)
     ]
+
+
+def _output(rng: random.Random, exploit: float, same: float) -> int:
+    luck = rng.random()
+    if luck < exploit:
+        return 1
+    return 2 + (rng.randrange(ANSWERS) if luck < exploit + same else ANSWERS + rng.getrandbits(40))
 
 
 def _logistic(x: float) -> float:
