@@ -33,8 +33,10 @@ PRIOR_GROUPS = 20.0
 """Groups that the first guess of the likeness weighs; it looks back on five times as many."""
 FIRST_WINS = 20
 """Wins before a mark can be more frequent than usual."""
-MEMORY = 80.0
+MEMORY = 200.0
 """Wins that the usual share of a mark looks back on (a decay constant)."""
+SELDOM = 0.01
+"""Share of wins that honest ones may mark at any time, whatever the past says."""
 COMMON = 0.75
 """Share of wins above which a mark tells nothing."""
 SHARE = 0.25
@@ -169,7 +171,9 @@ class Drift:
 
 @dataclass(slots=True)
 class Surge:
-    """How much more wins than usual bear a mark: a CUSUM over beta-binomial likelihood ratios."""
+    """How much oftener than usual wins bear a mark: a CUSUM over likelihood ratios. What is seen of
+    a task is whether any of its wins does, for attempts at one task are no witnesses of their own.
+    """
 
     marked: float = 0.5
     """Decayed count of marked wins, over a prior of half a win each way."""
@@ -178,13 +182,14 @@ class Surge:
     """Evidence, in nats."""
 
     def take(self, marked: int, wins: int) -> None:
-        """Take in the wins of one group."""
-        usual = self.marked / self.wins
+        """Take in so many wins at one task, and how many of them bear the mark."""
+        usual = max(SELDOM, self.marked / self.wins)
         if usual > COMMON:
             self.up = 0.0
         elif self.wins >= FIRST_WINS:
-            more = usual + (1.0 - usual) * SHARE
-            self.up = max(0.0, self.up + _log_ratio(more, usual, marked, wins))
+            none, usually_none = ((1.0 - usual) * (1.0 - SHARE)) ** wins, (1.0 - usual) ** wins
+            ratio = (1.0 - none) / (1.0 - usually_none) if marked else none / usually_none
+            self.up = max(0.0, self.up + math.log(ratio))
         keep = math.exp(-wins / MEMORY)
         self.marked = 0.5 + (self.marked - 0.5) * keep + marked
         self.wins = 1.0 + (self.wins - 1.0) * keep + wins
@@ -192,16 +197,6 @@ class Surge:
     def save(self) -> dict[str, float]:
         """As plain data."""
         return asdict(self)
-
-
-def _log_ratio(more: float, usual: float, marked: int, wins: int) -> float:
-    """Of marks among the wins at one task, which are as alike as attempts are thought to be."""
-    weight = 1.0 / LIKENESS - 1.0
-    logs = [
-        _log_likelihood(rate * weight, (1.0 - rate) * weight, marked, wins)
-        for rate in (more, usual)
-    ]
-    return logs[0] - logs[1]
 
 
 def _jumped(fresh: list[float]) -> list[float]:
@@ -233,11 +228,11 @@ def _chance(expected: float) -> float:
 def _likelihoods(likeness: float, value: float, count: int) -> tuple[float, ...]:
     """Beta-binomial likelihood at each rate; the largest is 1."""
     weight = 1.0 / likeness - 1.0
-    logs = [_log_likelihood(rate * weight, (1.0 - rate) * weight, value, count) for rate in RATES]
+    logs = [log_likelihood(rate * weight, (1.0 - rate) * weight, value, count) for rate in RATES]
     return tuple(math.exp(log - max(logs)) for log in logs)
 
 
-def _log_likelihood(a: float, b: float, value: float, count: float) -> float:
+def log_likelihood(a: float, b: float, value: float, count: float) -> float:
     """Of a beta-binomial, without the factor that is the same for every rate."""
     log = math.lgamma
     return log(a + value) - log(a) + log(b + count - value) - log(b)

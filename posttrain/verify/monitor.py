@@ -13,7 +13,7 @@ released, and what is kept does not grow with the number of verdicts.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -26,9 +26,9 @@ HOLD = 4.0
 """Score (nats) of an alarm; what fixes the length between false alarms."""
 WATCH, CALM = 2.5, 1.0
 """Scores at which a domain is watched, and at which it no longer is."""
-CHANCE = 2.0
+CHANCE = 7.0
 """Nats that one of many marks may bring by chance."""
-TRUST = 4.5
+TRUST = 2.0
 """Most that marks add: wins that look otherwise alone are no gaming, the pass rate must rise."""
 RECENT = 64
 """Wins whose outputs are remembered."""
@@ -85,10 +85,6 @@ class Won:
     marked: bool
     """Whether it counts as near-identical to another task's."""
 
-    def alike(self, one: Seen) -> bool:
-        """Whether this win of another task is near-identical."""
-        return bool(self.output) and self.output == one.output and self.task != one.task
-
 
 class Stream:
     """One domain under one verifier version."""
@@ -117,10 +113,10 @@ class Stream:
         wins = [one for one in group if one.reward >= WIN]
         found = [self._marks(one) for one in wins]
         for mark, surge in self.marks.items():
+            for _ in range(self._twins(wins) if mark is Mark.ALIKE else 0):
+                surge.take(1, 1)
             if wins:
                 surge.take(sum(mark in marks for marks in found), len(wins))
-        if twins := self._twins(wins):
-            self.marks[Mark.ALIKE].take(twins, twins)
         self.accesses += sum(Mark.ACCESS in marks for marks in found)
         for one, marks in zip(wins, found, strict=True):
             self._remember(one, marks)
@@ -140,18 +136,24 @@ class Stream:
             found.add(Mark.SHORTER)
         if one.turns < SHORT * self.turns:
             found.add(Mark.FEWER_TURNS)
-        if any(won.alike(one) for won in self.wins):
+        if one.output and one.output == self._usual_output(one.task):
             found.add(Mark.ALIKE)
         return frozenset(found)
 
+    def _usual_output(self, task: str) -> int:
+        """The output that won most of the other tasks of late; 0: none."""
+        pairs = {(won.task, won.output): None for won in self.wins if won.task != task}
+        counts = Counter(output for _, output in pairs if output)
+        return max(counts, key=counts.__getitem__, default=0)
+
     def _twins(self, wins: Sequence[Seen]) -> int:
-        """How many earlier wins turn out to be near-identical to one of these only now."""
-        count = 0
-        for won in self.wins:
-            if not won.marked and any(won.alike(one) for one in wins):
-                won.marked = True
-                count += 1
-        return count
+        """At how many earlier tasks wins turn out to be near-identical to one of these only now."""
+        usual = {one.output for one in wins if one.output == self._usual_output(one.task)} - {0}
+        own = {one.task for one in wins}
+        twins = [w for w in self.wins if w.output in usual and w.task not in own and not w.marked]
+        for won in twins:
+            won.marked = True
+        return len({won.task for won in twins})
 
     def _remember(self, one: Seen, marks: frozenset[Mark]) -> None:
         self.won += 1

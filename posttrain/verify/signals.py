@@ -37,7 +37,7 @@ class Mark(StrEnum):
     SHORTER = "far shorter than its wins were"
     FEWER_TURNS = "fewer turns than its wins took"
     NO_TOOLS = "no tool call"
-    ALIKE = "an output near-identical to one that won another task"
+    ALIKE = "an output near-identical to the one that won most of other tasks"
     ACCESS = "access to the verifier, or a try at it"
     HIDDEN = "a hidden or stronger check failing where a cheaper one passes"
     JUDGE = "judge and program disagreeing"

@@ -170,11 +170,12 @@ def test_a_mark_is_measured_against_its_own_past() -> None:
     rare, usual = Surge(), Surge()
     for step in range(60):
         rare.take(0, 4)
-        usual.take(step % 2 * 4, 4)
+        usual.take(int(step % 2 == 0), 1)
     assert rare.up == 0.0
     for surge in (rare, usual):
-        surge.take(2, 4)
-    assert rare.up > 3.0 > usual.up
+        before = surge.up
+        surge.take(1, 1)
+    assert rare.up > 2.0 > usual.up - before
 
 
 def test_twins_are_counted_from_the_first_on() -> None:
