@@ -26,9 +26,11 @@ HOLD = 4.0
 """Score (nats) of an alarm; what fixes the length between false alarms."""
 WATCH, CALM = 2.5, 1.0
 """Scores at which a domain is watched, and at which it no longer is."""
-CHANCE = 7.0
+CHANCE = 9.0
 """Nats that one of many marks may bring by chance."""
-TRUST = 2.0
+TELLING = 2.0
+"""Nats from which an alarm names a mark."""
+TRUST = 3.0
 """Most that marks add: wins that look otherwise alone are no gaming, the pass rate must rise."""
 RECENT = 64
 """Wins whose outputs are remembered."""
@@ -289,7 +291,7 @@ def _evidence(stream: Stream, version: str) -> str:
     told = f"Under {version}, after {stream.verdicts} verdicts, its pass rate is {rates}"
     told += f" (evidence {stream.rate.up:.1f} nats for a jump up, {stream.rate.down:.1f} for one"
     told += f" down; with what its wins show {stream.score:.1f} of the {HOLD:g} of an alarm)."
-    strong = {mark: surge.up for mark, surge in stream.marks.items() if surge.up >= CHANCE}
+    strong = {mark: surge.up for mark, surge in stream.marks.items() if surge.up >= TELLING}
     if strong:
         more = ", ".join(f"{mark} ({up:.1f} nats)" for mark, up in strong.items())
         told += f" More of its wins than before show: {more}."
