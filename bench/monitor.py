@@ -23,6 +23,8 @@ HONEST = 0.0005
 ANSWERS = 40
 """Short answers that a third of the honest domains come to give, and other tasks share."""
 STEEPER = (2, 4, 8)
+ORACLE_HOLD = 10.7
+"""Score at which the oracle had one false alarm in 300 honest domains × 1,000 groups."""
 SIZES, LIKENESS = (4, 8, 16), (0.0, 0.05, 0.1, 0.2)
 HOLDS = (3.0, 3.5, 4.0, 4.5, 5.0, 6.0)
 KINDS = ("flat", "slow", "sigmoid", "from zero", "near one", "levels")
@@ -32,12 +34,12 @@ Curve = Callable[[int], float]
 def main(quick: bool) -> dict[str, Any]:
     """Three seeds; `--quick`: one seed, fewer domains."""
     seeds, domains, steps = (1, 60, 400) if quick else (3, 300, 1000)
-    cases = 60 if quick else 200
+    cases = 60 if quick else 80
     pairs = [(like, second) for like in LIKENESS for second in (False, True)]
     with ProcessPoolExecutor(max_workers=2) as pool:
         play = functools.partial(honest, domains=domains, steps=steps)
         peaks = list(pool.map(play, range(seeds)))
-        play = functools.partial(honest, 7, domains=domains // 5, steps=steps)
+        play = functools.partial(honest, 7, domains=domains // 10, steps=steps)
         steeper = [pool.submit(play, steepness=times * HONEST) for times in STEEPER]
         scores = dict(zip(pairs, pool.map(functools.partial(_cases, cases), pairs), strict=True))
         held = {times: one.result() for times, one in zip(STEEPER, steeper, strict=True)}
@@ -63,10 +65,9 @@ def _cases(cases: int, pair: tuple[float, bool]) -> list[list[tuple[int, float]]
 
 def oracle(likeness: float, *, cases: int) -> str:
     """Share held within 150 by a CUSUM that is told the true rate at every moment, the likeness and
-    the size of the jump: no detector without that knowledge does better. Its threshold gives one
-    false alarm in 300 × 1,000 groups: e^h groups between two, as its bound says (Lorden 1971).
+    the size of the jump, which no monitor knows.
     """
-    hold, held = math.log(300 * 1000), 0
+    held = 0
     for seed in range(cases):
         rng = random.Random(f"oracle/{seed}")
         size, rate, score = rng.choice(SIZES), rng.uniform(0.05, 0.75), 0.0
@@ -75,7 +76,7 @@ def oracle(likeness: float, *, cases: int) -> str:
             value = math.fsum(one.reward for one in group)
             score += log_ratio(rate + 0.2, rate, likeness, value, size)
             score = max(0.0, score)
-            if score >= hold:
+            if score >= ORACLE_HOLD:
                 held += 1
                 break
     return f"{held / cases:.0%}"
