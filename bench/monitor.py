@@ -7,18 +7,26 @@ ones is told beside it. A gamed domain jumps by 20 points; delays are counted in
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
+from posttrain.verify.drift import log_likelihood
 from posttrain.verify.monitor import HOLD, Stream
 from posttrain.verify.signals import Seen
 
 HONEST = 0.0005
 """Steepest honest rise per verdict: 7.5 points in 150."""
+ANSWERS = 40
+"""Short answers that a third of the honest domains come to give, and other tasks share."""
+STEEPER = (2, 4, 8)
+ORACLE_HOLD = 10.7
+"""Score at which the oracle had one false alarm in 300 honest domains × 1,000 groups."""
 SIZES, LIKENESS = (4, 8, 16), (0.0, 0.05, 0.1, 0.2)
-HOLDS = (6.0, 8.0, 10.0, 12.0, 14.0, 16.0)
+HOLDS = (3.0, 3.5, 4.0, 4.5, 5.0, 6.0)
 KINDS = ("flat", "slow", "sigmoid", "from zero", "near one", "levels")
 Curve = Callable[[int], float]
 
@@ -26,14 +34,17 @@ Curve = Callable[[int], float]
 def main(quick: bool) -> dict[str, Any]:
     """Three seeds; `--quick`: one seed, fewer domains."""
     seeds, domains, steps = (1, 60, 400) if quick else (3, 300, 1000)
-    cases = 100 if quick else 400
-    peaks = [honest(seed, domains=domains, steps=steps) for seed in range(seeds)]
-    scores = {
-        (like, second): [gamed(seed, likeness=like, second=second) for seed in range(cases)]
-        for like in LIKENESS
-        for second in (False, True)
-    }
+    cases = 60 if quick else 80
+    pairs = [(like, second) for like in LIKENESS for second in (False, True)]
+    with ProcessPoolExecutor(max_workers=2) as pool:
+        play = functools.partial(honest, domains=domains, steps=steps)
+        peaks = list(pool.map(play, range(seeds)))
+        play = functools.partial(honest, 7, domains=domains // 10, steps=steps)
+        steeper = [pool.submit(play, steepness=times * HONEST) for times in STEEPER]
+        scores = dict(zip(pairs, pool.map(functools.partial(_cases, cases), pairs), strict=True))
+        held = {times: one.result() for times, one in zip(STEEPER, steeper, strict=True)}
     found: dict[str, Any] = {"domains": domains, "steps": steps, "threshold_in_use": HOLD}
+    found["oracle_within_150"] = {f"{like:g}": oracle(like, cases=cases) for like in LIKENESS}
     for hold in HOLDS:
         alarms = [sum(peak >= hold for peak in one) for one in peaks]
         found[f"threshold_{hold:g}"] = {"false_alarms_by_seed": alarms} | {
@@ -42,10 +53,42 @@ def main(quick: bool) -> dict[str, Any]:
             )
             for (like, second), runs in scores.items()
         }
-    for times in (2, 4, 8):
-        steeper = honest(7, domains=domains, steps=steps, steepness=times * HONEST)
-        found[f"held_of_learners_{times}_times_as_steep"] = sum(one >= HOLD for one in steeper)
+    for times, peaked in held.items():
+        share = sum(one >= HOLD for one in peaked) / len(peaked)
+        found[f"held_of_learners_{times}_times_as_steep"] = f"{share:.0%}"
     return found
+
+
+def _cases(cases: int, pair: tuple[float, bool]) -> list[list[tuple[int, float]]]:
+    return [gamed(seed, likeness=pair[0], second=pair[1]) for seed in range(cases)]
+
+
+def oracle(likeness: float, *, cases: int) -> str:
+    """Share held within 150 by a CUSUM that is told the true rate at every moment, the likeness and
+    the size of the jump, which no monitor knows.
+    """
+    held = 0
+    for seed in range(cases):
+        rng = random.Random(f"oracle/{seed}")
+        size, rate, score = rng.choice(SIZES), rng.uniform(0.05, 0.75), 0.0
+        for step in range(150 // size):
+            group = _group(rng, step, size, rate + 0.2, likeness)
+            value = math.fsum(one.reward for one in group)
+            score += log_ratio(rate + 0.2, rate, likeness, value, size)
+            score = max(0.0, score)
+            if score >= ORACLE_HOLD:
+                held += 1
+                break
+    return f"{held / cases:.0%}"
+
+
+def log_ratio(rate: float, other: float, likeness: float, value: float, count: int) -> float:
+    """Beta-binomial log-likelihood ratio of two rates."""
+    weight = 1.0 / max(likeness, 1e-6) - 1.0
+    logs = [
+        log_likelihood(one * weight, (1.0 - one) * weight, value, count) for one in (rate, other)
+    ]
+    return logs[0] - logs[1]
 
 
 def delay_summary(delays: list[int | None], *, within: int) -> str:
@@ -67,11 +110,13 @@ def _honest(rng: random.Random, number: int, steps: int, steepness: float) -> fl
     stream, size, likeness = Stream(), rng.choice(SIZES), rng.choice(LIKENESS)
     kind, peak = KINDS[number % len(KINDS)], 0.0
     curve, tokens = honest_curve(rng, kind, size, steepness), rng.uniform(40, 400)
+    terse = rng.random() < 1 / 3  # its outputs come to be one of `ANSWERS`
     for step in range(steps):
         level = step * 3 // steps if kind == "levels" else 0
         rate = curve(step) * (1.0 - 0.25 * level)
         shorter = tokens * (1.0 - 0.5 * step / steps)  # honest learners grow terse
-        stream.take(_group(rng, step, size, rate, likeness, tokens=shorter), level)
+        same = min(1.0, 2 * step / steps) if terse else 0.0
+        stream.take(_group(rng, step, size, rate, likeness, tokens=shorter, same=same), level)
         peak = max(peak, stream.score)
     return peak
 
@@ -125,21 +170,30 @@ def _group(
     *,
     tokens: float = 100.0,
     exploit: float = 0.0,
+    same: float = 0.0,
 ) -> list[Seen]:
     rate = min(1.0 - 1e-4, max(1e-4, rate))
     if likeness:
         weight = 1.0 / likeness - 1.0
         rate = rng.betavariate(rate * weight, (1.0 - rate) * weight)
+    answer = 2 + rng.randrange(ANSWERS)  # the task's, whoever gives it
     return [
         Seen(
             key=f"{step}.{member}",
             task=str(step),
             reward=float(rng.random() < rate),
             tokens=int(tokens * rng.lognormvariate(0.0, 0.3)),
-            output=1 if rng.random() < exploit else 2 + rng.getrandbits(40),
+            output=_output(rng, answer, exploit, same),
         )
         for member in range(size)
     ]
+
+
+def _output(rng: random.Random, answer: int, exploit: float, same: float) -> int:
+    luck = rng.random()
+    if luck < exploit:
+        return 1
+    return answer if luck < exploit + same else 2 + ANSWERS + rng.getrandbits(40)
 
 
 def _logistic(x: float) -> float:

@@ -154,11 +154,11 @@ def rollback(
 
 def release(
     run: Run,
-    domain: Annotated[str, typer.Argument(help="A domain that is held.")],
+    domain: Annotated[str, typer.Argument(help="A domain that is held or quarantined.")],
     reason: Annotated[str, typer.Option(help="What a look at its attempts showed.")],
 ) -> None:
-    """Let a domain be trained on again that an alarm of its verifier's monitor holds; what is seen
-    from then on is the monitor's new reference.
+    """Let a domain be trained on again that an alarm of its verifier's monitor holds, or that is
+    quarantined; what is seen from then on is the monitor's new reference.
     """
     from posttrain.core.events import Controlled
     from posttrain.loop import lookback
@@ -166,13 +166,39 @@ def release(
 
     folder = runs.find(run)
     with lookback.open_ledger(folder) as (ledger, past):
-        if domain not in past.held:
-            held = ", ".join(sorted(past.held)) or "none"
+        out = past.held | past.quarantined
+        if domain not in out:
+            held = ", ".join(sorted(out)) or "none"
             raise UsageError(
-                f"'{domain}' is not held{nearest(domain, past.held)} (held: {held}).",
+                f"'{domain}' is not held{nearest(domain, out)} (held: {held}).",
                 f"posttrain review next {folder.name} --author NAME",
             )
         ledger.append(Controlled(action=RELEASE, arguments={"domain": domain, "reason": reason}))
         ledger.sync()
     typer.echo(f"{domain} is trained on again from the next resume on.")
     typer.echo(f"next:  posttrain train --resume {folder.name}")
+
+
+def quarantine(
+    run: Run,
+    domain: Annotated[str, typer.Argument(help="A domain that the run trains on.")],
+    reason: Annotated[str, typer.Option(help="What a look at its attempts showed.")],
+) -> None:
+    """Take a domain out of training, with what waits of it, until it is released."""
+    from posttrain.core.events import Controlled
+    from posttrain.loop import lookback
+    from posttrain.loop.past import QUARANTINE
+
+    folder = runs.find(run)
+    with lookback.open_ledger(folder) as (ledger, past):
+        known = {draw.domain for draw in past.draws.values()}
+        if domain not in known:
+            raise UsageError(
+                f"no attempt is of '{domain}'{nearest(domain, known)}.",
+                "name one of " + (", ".join(sorted(known)) or "none: nothing was drawn yet"),
+            )
+        arguments = {"domain": domain, "evidence": f"taken out by people: {reason}"}
+        ledger.append(Controlled(action=QUARANTINE, arguments=arguments))
+        ledger.sync()
+    typer.echo(f"{domain} is trained on no more; its verdicts so far stand.")
+    typer.echo(f"next:  posttrain reverify {folder.name} --domain {domain}")

@@ -21,7 +21,8 @@ from posttrain.schedule.staleness import Lineage
 QUARANTINE, DISTRUST = "quarantine", "distrust"
 """`Controlled.action` of a domain that is quarantined, of a checkpoint no resume goes on from."""
 HOLD, RELEASE = "hold", "release"
-"""Of a domain whose attempts are not trained on; `release` undoes it."""
+"""Of a domain whose attempts are not trained on; `release` undoes it, and a
+quarantine."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,6 +93,7 @@ class Past:
             case events.Controlled(action=action) if action == RELEASE:
                 domain = str(event.arguments["domain"])
                 self.held.pop(domain, None)
+                self.quarantined.pop(domain, None)
                 self.released[domain] = self.released.get(domain, 0) + 1
             case _:
                 pass

@@ -14,7 +14,8 @@ from posttrain.core.trajectory import Trajectory
 from posttrain.loop.book import Book
 from posttrain.loop.moves import Phase
 from posttrain.verify.monitor import Monitor, State
-from posttrain.verify.signals import seen, verifier_of
+from posttrain.verify.signals import seen
+from posttrain.verify.stack import version
 
 
 class Watch:
@@ -35,6 +36,8 @@ class Watch:
         for domain, times in book.past.released.items():
             if times > before.get(domain, 0):
                 self._monitor.release(domain)
+        for domain in book.past.quarantined:
+            self._monitor.quarantine(domain)
 
     def take(self, drawn: Drawn, members: Sequence[Trajectory]) -> str:
         """Take in a group that ended; the evidence where its domain is to be held, else ''."""
@@ -42,8 +45,8 @@ class Watch:
         if drawn.phase != Phase.RL or not group or drawn.draw in self._counted:
             return ""
         self._counted.add(drawn.draw)
-        version = verifier_of(members[0].task)
-        decision = self._monitor.take(drawn.domain, version, group, level=drawn.level)
+        judged_by = version(members[0].task)
+        decision = self._monitor.take(drawn.domain, judged_by, group, level=drawn.level)
         if decision is None:
             return ""
         self._book.note(

@@ -114,7 +114,12 @@ def provenance(check: Check, code: str = "") -> str:
     """
     content = json.dumps([dict(check.params), check.assets_sha256], sort_keys=True)
     digest = hashlib.sha256(content.encode()).hexdigest()[:8]
-    return f"{check.kind}@{check.version}" + (f"+{code}" if code else "") + f"#{digest}"
+    return f"{judged_by(check, code)}#{digest}"
+
+
+def judged_by(check: Check, code: str = "") -> str:
+    """Kind, version and fingerprint of the code: `exact@1+51c07ae3`."""
+    return f"{check.kind}@{check.version}" + (f"+{code}" if code else "")
 
 
 def judged(check: Check, label: str, finding: Finding, duration_s: float) -> Component:

@@ -13,21 +13,25 @@ released, and what is kept does not grow with the number of verdicts.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from posttrain.verify.drift import Drift
+from posttrain.verify.drift import Drift, Surge
 from posttrain.verify.signals import WIN, Mark, Seen
 
-HOLD = 14.0
+HOLD = 4.0
 """Score (nats) of an alarm; what fixes the length between false alarms."""
-WATCH, CALM = HOLD / 2, HOLD / 5
+WATCH, CALM = 2.5, 1.0
 """Scores at which a domain is watched, and at which it no longer is."""
-ALONE = 1.5
-"""What the pass rate itself must bring before marks count."""
+CHANCE = 9.0
+"""Nats that one of many marks may bring by chance."""
+TELLING = 2.0
+"""Nats from which an alarm names a mark."""
+TRUST = 3.0
+"""Most that marks add: wins that look otherwise alone are no gaming, the pass rate must rise."""
 RECENT = 64
 """Wins whose outputs are remembered."""
 SAMPLE = 4
@@ -74,25 +78,35 @@ class MonitorStats:
     """Domain → the state under its newest version; OK is left out."""
 
 
+@dataclass(slots=True)
+class Won:
+    """A win whose output is remembered."""
+
+    output: int
+    task: str
+    marked: bool
+    """Whether it counts as near-identical to another task's."""
+
+
 class Stream:
     """One domain under one verifier version."""
 
     def __init__(self) -> None:
         self.state = State.OK
-        self.verdicts = 0
+        self.verdicts = self.won = 0
         self.rate = Drift()
-        self.marks = {mark: Drift() for mark in Mark}
+        self.marks = {mark: Surge() for mark in Mark}
         self.tokens = self.turns = 0.0
-        self.wins: deque[tuple[int, str]] = deque(maxlen=RECENT)
+        self.wins: deque[Won] = deque(maxlen=RECENT)
         self.accepts: deque[str] = deque(maxlen=SAMPLE)
         self.rejects: deque[str] = deque(maxlen=SAMPLE)
         self.accesses = 0
 
     @property
     def score(self) -> float:
-        """The evidence for gaming, in nats: marks count only beside a rise of the pass rate."""
-        strongest = max(drift.up for drift in self.marks.values())
-        return self.rate.up + (strongest if self.rate.up >= ALONE else 0.0)
+        """The evidence for gaming, in nats: that of the pass rate and of its strongest mark."""
+        strongest = max(surge.up for surge in self.marks.values())
+        return self.rate.up + min(TRUST, max(0.0, strongest - CHANCE))
 
     def take(self, group: Sequence[Seen], level: int) -> None:
         """Take in the verdicts of one group."""
@@ -100,19 +114,21 @@ class Stream:
         self.rate.take(math.fsum(one.reward for one in group), len(group), level=level)
         wins = [one for one in group if one.reward >= WIN]
         found = [self._marks(one) for one in wins]
-        for mark, drift in self.marks.items():
+        for mark, surge in self.marks.items():
+            for _ in range(self._twins(wins) if mark is Mark.ALIKE else 0):
+                surge.take(1, 1)
             if wins:
-                drift.take(float(sum(mark in marks for marks in found)), len(wins))
+                surge.take(sum(mark in marks for marks in found), len(wins))
         self.accesses += sum(Mark.ACCESS in marks for marks in found)
-        for one in wins:
-            self._remember(one)
+        for one, marks in zip(wins, found, strict=True):
+            self._remember(one, marks)
         self.rejects.extend(one.key for one in group if one.reward < WIN)
 
     def settle(self) -> None:
         """Take what is seen now for granted."""
         self.state, self.accesses = State.OK, 0
-        for drift in (self.rate, *self.marks.values()):
-            drift.settle()
+        self.rate.settle()
+        self.marks = {mark: Surge() for mark in Mark}
 
     def _marks(self, one: Seen) -> frozenset[Mark]:
         found = set(one.marks)
@@ -122,15 +138,31 @@ class Stream:
             found.add(Mark.SHORTER)
         if one.turns < SHORT * self.turns:
             found.add(Mark.FEWER_TURNS)
-        if one.output and any(o == one.output and task != one.task for o, task in self.wins):
+        if one.output and one.output == self._usual_output(one.task):
             found.add(Mark.ALIKE)
         return frozenset(found)
 
-    def _remember(self, one: Seen) -> None:
-        first = not self.tokens and not self.turns
-        self.tokens += (one.tokens - self.tokens) * (1.0 if first else USUAL)
-        self.turns += (one.turns - self.turns) * (1.0 if first else USUAL)
-        self.wins.append((one.output, one.task))
+    def _usual_output(self, task: str) -> int:
+        """The output that won most of the other tasks of late; 0: none."""
+        pairs = {(won.task, won.output): None for won in self.wins if won.task != task}
+        counts = Counter(output for _, output in pairs if output)
+        return max(counts, key=counts.__getitem__, default=0)
+
+    def _twins(self, wins: Sequence[Seen]) -> int:
+        """At how many earlier tasks wins turn out to be near-identical to one of these only now."""
+        usual = {one.output for one in wins if one.output == self._usual_output(one.task)} - {0}
+        own = {one.task for one in wins}
+        twins = [w for w in self.wins if w.output in usual and w.task not in own and not w.marked]
+        for won in twins:
+            won.marked = True
+        return len({won.task for won in twins})
+
+    def _remember(self, one: Seen, marks: frozenset[Mark]) -> None:
+        self.won += 1
+        weight = max(USUAL, 1.0 / self.won)
+        self.tokens += (one.tokens - self.tokens) * weight
+        self.turns += (one.turns - self.turns) * weight
+        self.wins.append(Won(one.output, one.task, Mark.ALIKE in marks))
         self.accepts.append(one.key)
 
     def save(self) -> dict[str, Any]:
@@ -140,8 +172,8 @@ class Stream:
             "verdicts": self.verdicts,
             "rate": self.rate.save(),
             "marks": {mark.name: drift.save() for mark, drift in self.marks.items()},
-            "usual": [self.tokens, self.turns],
-            "wins": [list(win) for win in self.wins],
+            "usual": [self.won, self.tokens, self.turns],
+            "wins": [[won.output, won.task, won.marked] for won in self.wins],
             "accepts": list(self.accepts),
             "rejects": list(self.rejects),
             "accesses": self.accesses,
@@ -153,9 +185,9 @@ class Stream:
         stream = cls()
         stream.state, stream.verdicts = State(data["state"]), data["verdicts"]
         stream.rate = Drift.load(data["rate"])
-        stream.marks |= {Mark[name]: Drift.load(one) for name, one in data["marks"].items()}
-        stream.tokens, stream.turns = data["usual"]
-        stream.wins.extend((output, task) for output, task in data["wins"])
+        stream.marks |= {Mark[name]: Surge(**one) for name, one in data["marks"].items()}
+        stream.won, stream.tokens, stream.turns = data["usual"]
+        stream.wins.extend(Won(*one) for one in data["wins"])
         stream.accepts.extend(data["accepts"])
         stream.rejects.extend(data["rejects"])
         stream.accesses = data["accesses"]
@@ -196,10 +228,9 @@ class Monitor:
         )
 
     def quarantine(self, domain: str) -> None:
-        """People confirmed the alarm: the domain stays out until it is released."""
+        """People took the domain out: it stays out until it is released."""
         for stream in self._streams.get(domain, {}).values():
-            if stream.state is State.ALARM:
-                stream.state = State.QUARANTINED
+            stream.state = State.QUARANTINED
 
     def release(self, domain: str) -> None:
         """People found nothing, or mended it: what is seen from now on is the new reference."""
@@ -212,8 +243,8 @@ class Monitor:
             assert len(streams) <= VERSIONS
             for stream in streams.values():
                 assert len(stream.wins) <= RECENT
-                for drift in (stream.rate, *stream.marks.values()):
-                    drift.check()
+                stream.rate.check()
+                assert min(surge.up for surge in stream.marks.values()) >= 0.0
 
     def stats(self) -> MonitorStats:
         """Where the monitor stands."""
@@ -256,12 +287,11 @@ def _next(stream: Stream) -> State:
 
 def _evidence(stream: Stream, version: str) -> str:
     """One paragraph: what was seen, and how strong it is."""
-    levels = stream.rate.levels.values()
-    rates = "; ".join(f"{one.rate:.0%} → {one.passed / one.total:.0%}" for one in levels)
-    told = f"Under {version}, after {stream.verdicts} verdicts, its pass rate went {rates}"
-    told += f" (evidence {stream.rate.up:.1f} of {HOLD:g} nats for a jump up"
-    told += f", {stream.rate.down:.1f} for one down)."
-    strong = {mark: drift.up for mark, drift in stream.marks.items() if drift.up >= ALONE}
+    rates = "; ".join(f"{one.rate:.0%}" for one in stream.rate.levels.values())
+    told = f"Under {version}, after {stream.verdicts} verdicts, its pass rate is {rates}"
+    told += f" (evidence {stream.rate.up:.1f} nats for a jump up, {stream.rate.down:.1f} for one"
+    told += f" down; with what its wins show {stream.score:.1f} of the {HOLD:g} of an alarm)."
+    strong = {mark: surge.up for mark, surge in stream.marks.items() if surge.up >= TELLING}
     if strong:
         more = ", ".join(f"{mark} ({up:.1f} nats)" for mark, up in strong.items())
         told += f" More of its wins than before show: {more}."

@@ -9,6 +9,7 @@ and a check that failed itself leaves the attempt without reward.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -16,7 +17,7 @@ from typing import Any
 
 from posttrain.core.containment import Sealed
 from posttrain.core.errors import UsageError, VerifierError, nearest
-from posttrain.core.task import Check, Place
+from posttrain.core.task import Check, Place, Task
 from posttrain.core.trajectory import Trajectory
 from posttrain.core.verdict import Component, Verdict
 from posttrain.verify import layers
@@ -80,6 +81,22 @@ def registry() -> dict[str, Kind]:
             )
         kinds[point.name] = point.load()
     return kinds
+
+
+def version(task: Task) -> str:
+    """Kinds, versions and code of a task's checks: `exact@1+51c07ae3 not_empty@1+9f2c41d0`."""
+    kinds = _installed()
+    judges = {layers.judged_by(check, _code(kinds.get(check.kind))) for check in task.checks}
+    return " ".join(sorted(judges))
+
+
+@functools.cache
+def _installed() -> Mapping[str, Kind]:
+    return registry()
+
+
+def _code(kind: Kind | None) -> str:
+    return fingerprint(getattr(kind, "__module__", ""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,8 +186,7 @@ class Stack:
             text = f"{type(error).__name__}: {error}"
             component = layers.failed(check, label, text, clock.now_s() - started_s)
         self._stats["failed_checks"] += component.error is not None
-        code = fingerprint(getattr(kind, "__module__", ""))
-        return replace(component, verifier=layers.provenance(check, code))
+        return replace(component, verifier=layers.provenance(check, _code(kind)))
 
     async def _bounded(self, kind: Kind, check: Check, subject: Subject) -> Finding:
         """The kind's finding, or VerifierError once it hangs. Cancels what it leaves."""

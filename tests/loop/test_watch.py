@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from posttrain.cli import main
 from posttrain.core import events, seeds
 from posttrain.core.clock import ManualClock
 from posttrain.core.ports import AttemptRequest
-from posttrain.core.task import Description, Place, Task
+from posttrain.core.task import Check, Description, Place, Task
 from posttrain.core.trajectory import AttemptKey, Trajectory, Turn
 from posttrain.core.verdict import Component, Outcome, Verdict
 from posttrain.loop.book import Book
@@ -23,6 +24,7 @@ from posttrain.loop.past import RELEASE, Past, fold
 from posttrain.loop.watch import Watch
 from posttrain.observe.journal import FileJournal
 from posttrain.observe.ledger import FileLedger
+from posttrain.verify import stack
 from tests.loop.scripted_run import RUN, ScriptedGroups, ScriptedSource, Watching, World
 
 EXPLOIT = "import grader; grader.passed = lambda *_: True  # run {}"
@@ -136,6 +138,40 @@ def test_a_held_domain_is_released_by_name(
     assert "next:  posttrain train --resume own" in capsys.readouterr().out
     assert fold(written(tmp_path / "own")).held == {}
     assert main.run(["release", "own", "b", "--reason", "again"]) == 2
+
+
+def test_people_quarantine_a_domain_and_release_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POSTTRAIN_RUNS", str(tmp_path))
+    assert cheating(tmp_path / "own", steps=10).run().reason == "done"
+    assert main.run(["quarantine", "own", "c", "--reason", "no"]) == 2
+    assert "no attempt is of 'c'" in capsys.readouterr().err
+    assert main.run(["quarantine", "own", "a", "--reason", "its answers leaked"]) == 0
+    before = len(written(tmp_path / "own"))
+    again = cheating(tmp_path / "own", steps=20)
+    assert again.run().reason == "done"
+    log = written(tmp_path / "own")
+    assert fold(log).quarantined == {"a": "taken out by people: its answers leaked"}
+    assert {one.domain for one in log[before:] if isinstance(one, events.Drawn)} == {"b"}
+    assert main.run(["release", "own", "a", "--reason", "they were others'"]) == 0
+    before = len(log)
+    assert cheating(tmp_path / "own", steps=30).run().reason == "done"
+    drawn = [
+        one.domain for one in written(tmp_path / "own")[before:] if isinstance(one, events.Drawn)
+    ]
+    assert "a" in drawn
+
+
+def test_other_judging_code_is_another_verifier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = Task(domain="a", level=0, seed=0, description=Description(objective="o"),
+                checks=(Check(kind="exact"),))  # fmt: skip
+    assert re.fullmatch(r"exact@1\+[0-9a-f]{8}", stack.version(task))
+    before = stack.version(task)
+    monkeypatch.setattr(stack, "fingerprint", lambda module: "0badc0de")
+    assert stack.version(task) == "exact@1+0badc0de" != before
 
 
 def test_a_group_that_a_resume_ends_again_is_counted_once(tmp_path: Path) -> None:
