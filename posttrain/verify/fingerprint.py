@@ -32,7 +32,7 @@ def sources(module: str) -> dict[str, str]:
     """Text of a module and of those of its package that it imports, by name; {} without source."""
     package = module.rpartition(".")[0] or module
     found: dict[str, str] = {}
-    todo = [module] if _text(module) else []
+    todo = [module] if module and _text(module) else []
     while todo:
         name = todo.pop()
         if name not in found:
@@ -48,7 +48,7 @@ def _text(module: str) -> str:
             spec = importlib.util.find_spec(module)
             return Path(spec.origin).read_text("utf-8") if spec and spec.origin else ""
         return inspect.getsource(sys.modules[module])
-    except (KeyError, OSError, TypeError):
+    except (ImportError, KeyError, OSError, TypeError, ValueError):
         return ""
 
 
