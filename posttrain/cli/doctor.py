@@ -50,7 +50,7 @@ class Finding:
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
-    """Check this machine: one table, ok or problem, and the next step."""
+    """Check this machine: one table, and how to mend each problem."""
     findings = [finding for check in CHECKS for finding in _found(check)]
     if as_json:
         typer.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}, indent=2))
