@@ -298,3 +298,26 @@ def test_digits_of_other_scripts_are_not_read_as_numbers() -> None:
     """`int()` reads them: an answer "٣" was paid where 3 is right."""
     assert passes("rectangle_count", "3", gold="3", question="?")
     assert not passes("rectangle_count", "\u0663", gold="3", question="?")
+
+
+@pytest.mark.parametrize(
+    ("generator", "told"),
+    [
+        ("advanced_geometry", "{gold}, 21.61°"),  # what followed the second comma was ignored
+        ("polynomial_equations", "{gold} or 7.0, {gold}"),  # parts that are no number were ignored
+        ("figlet_font", "{gold} or another"),  # ten right letters paid in full
+    ],
+)
+def test_an_answer_with_another_one_behind_it_is_none(generator, told):
+    """These scorers read as far as they like what they read. Right ones beside them are paid."""
+    source = reasoning_gym.domain(generator, name=generator)
+    tried = 0
+    for level in range(3):
+        for seed in range(4):
+            task = source.task(seed, level)
+            entry = task.checks[-1].params["entry"]
+            gold = source.oracle(task).turns[-1].text
+            assert reasoning_gym.score(generator, entry, gold) == 1.0
+            assert reasoning_gym.score(generator, entry, told.format(gold=gold)) == 0.0
+            tried += 1
+    assert tried == 12

@@ -22,9 +22,11 @@ _FUNCTIONS = frozenset(
     | {"exp", "log", "ln", "sqrt", "Abs"}
 )
 _SHAPES = {
+    "advanced_geometry": re.compile(r"[-+]?[\d.]+\s*°?|\(?\s*[-+]?[\d.]+\s*,\s*[-+]?[\d.]+\s*\)?"),
     "fraction_simplification": re.compile(
         r"\$?\s*(?:\\[dt]?frac\{-?\d+\}\{-?\d+\}|-?\d+\s*/\s*-?\d+)\s*\$?"
     ),
+    "polynomial_equations": re.compile(r"[-+]?\d+(?:\.\d*)?(?:\s*,\s*[-+]?\d+(?:\.\d*)?)*"),
     "quantum_lock": re.compile(r"[A-Ca-c](?:(?:\s|→|->|,)+[A-Ca-c])*"),
     "sokoban": re.compile(r"[LRUDlrud\s]+"),
 }
@@ -45,6 +47,10 @@ def passes(generator: str, answer: str, *, gold: str, question: str) -> bool:
     >>> passes("coin_flip", "0", gold="0.375", question="?")  # paid for its first digit
     False
     >>> passes("quantum_lock", "I cannot", gold="C → A", question="?")  # and for C and A
+    False
+    >>> passes("polynomial_equations", "1.0, 2.0 or 3.0, 4.0", gold="1.0, 4.0", question="?")
+    False
+    >>> passes("advanced_geometry", "(1.5, 2.0), 21.6°", gold="(1.5, 2.0)", question="?")
     False
     >>> passes("simple_integration", "x**2 or x**3", gold="x**2 + C", question="?")
     False

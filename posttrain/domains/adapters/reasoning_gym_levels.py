@@ -133,8 +133,11 @@ EXAMPLE_KEYS: Mapping[str, str] = {
 """Generators without a single gold answer → the metadata that holds one right answer."""
 
 COMPARED: frozenset[str] = frozenset(
-    {"game_of_life_halting", "gsm_symbolic", "letter_jumble", "spell_backward", "word_sorting"}
-)
+    {
+        "figlet_font", "game_of_life_halting", "gsm_symbolic", "letter_jumble", "spell_backward",
+        "word_sorting",
+    }
+)  # fmt: skip
 """Scored by comparing texts: their scorers pay for any text (`bool(answer)`), for the first number
 in it, or for one that begins like the right one."""
 
