@@ -67,6 +67,26 @@ def test_points_of_another_suite_are_named_and_compared_with_nothing() -> None:
     assert (back.points, back.other_suites) == (("base",), ("sft", "rl"))
 
 
+def test_evaluations_within_reinforcement_are_a_course_and_no_result() -> None:
+    def at(step: int, point: str, **domains: str) -> Note:
+        note = evaluated(point, **domains)
+        return Note(kind="eval", data={**note.data, "step": step})
+
+    told = [
+        at(0, "base", a="0000", b="11--"),
+        at(30, "rl", a="1111", b="10--"),
+        at(20, "rl@20", a="1100", b="----"),
+        at(10, "rl@10", a="1111", b="0000"),
+        at(10, "rl@10", a="1000", b="0000"),  # once more, after a resume
+    ]
+    outcomes = outcomes_of(told)
+    assert outcomes.points == ("base", "rl")
+    assert [reading.step for reading in outcomes.course] == [0, 10, 20, 30]
+    assert [reading.rates.get("a") for reading in outcomes.course] == [0.0, 0.25, 0.5, 1.0]
+    assert [reading.rates.get("b") for reading in outcomes.course] == [1.0, 0.0, None, 0.5]
+    assert [reading.scored.get("b") for reading in outcomes.course] == [2, 4, None, 2]
+
+
 def test_lost_attempts_are_not_failed_ones() -> None:
     (change,) = outcomes_of([evaluated("base", a="11--")]).changes
     assert (change.last.rate, change.last.scored, change.last.lost) == (1.0, 2, 2)
