@@ -88,7 +88,7 @@ class Mainline:
         here = events.Evaluated(
             point=instruction.point, step=past.account.step, version=past.lineage.current
         )
-        await self._parts.evaluate(here)
+        self._watch.compare(await self._parts.evaluate(here))
         self._book.write(here)
         self._book.sync()
         self._telemetry.mark()

@@ -26,6 +26,7 @@ from posttrain.core.ports import (
 from posttrain.core.task import Task
 from posttrain.core.trajectory import Group, Sampling, Trajectory
 from posttrain.domains import mixture
+from posttrain.evals.metrics import Evaluation
 from posttrain.loop.moves import Phase
 
 
@@ -102,7 +103,7 @@ class Parts:
     handing_over: Callable[[int, int], AbstractContextManager[None]]
     """Around a step: (version, parent) its update makes, for an engine over the same storage."""
     checkpoints: Checkpoints
-    evaluate: Callable[[Evaluated], Awaitable[object]]
+    evaluate: Callable[[Evaluated], Awaitable[Evaluation]]
     """Run the suite at a point of the run, and write the result down."""
     busy_s: Callable[[], Mapping[Work, float]]
     """Seconds the compute thread was busy since it started, by kind of work."""

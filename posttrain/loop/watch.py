@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from posttrain.core.events import Drawn
 from posttrain.core.task import Json
 from posttrain.core.trajectory import Trajectory
+from posttrain.evals import metrics
+from posttrain.evals.metrics import Evaluation
 from posttrain.loop.book import Book
 from posttrain.loop.moves import Phase
 from posttrain.verify.monitor import Monitor, State
@@ -65,6 +67,11 @@ class Watch:
             told = "it is trained on all the same, as rl.hold_alarms is false"
             self._book.warn(f"Alarm for domain {drawn.domain} ({told}): {decision.evidence}")
         return decision.evidence if self._hold else ""
+
+    def compare(self, evaluation: Evaluation) -> None:
+        """Take in what held-out tasks show of the present weights."""
+        for domain, score in metrics.scores(evaluation).items():
+            self._monitor.compare(domain, passed=score.passed, tasks=score.scored)
 
     def save(self) -> Mapping[str, Json]:
         """For a checkpoint."""

@@ -39,6 +39,8 @@ SELDOM = 0.01
 """Share of wins that honest ones may mark at any time, whatever the past says."""
 COMMON = 0.75
 """Share of wins above which a mark tells nothing."""
+RISE = 0.1
+"""Rise of the pass rate in training from which held-out tasks are expected to show it."""
 SHARE = 0.25
 """Share of the unmarked wins that a surge is taken to mark."""
 
@@ -66,6 +68,12 @@ class Filter:
     def rate(self) -> float:
         """The expected pass rate."""
         return sum(math.fsum(map(mul, row, RATES)) for row in self.belief.values())
+
+    @property
+    def variance(self) -> float:
+        """Of what is believed about the pass rate."""
+        squares = [rate * rate for rate in RATES]
+        return sum(math.fsum(map(mul, row, squares)) for row in self.belief.values()) - self.rate**2
 
     def evidence(self, course: Course) -> float:
         """Nats by which a jump is likelier than it was beforehand, against all else."""
@@ -118,6 +126,18 @@ class Drift:
     def down(self) -> float:
         """For a jump down."""
         return self._evidence(Course.FALLEN)
+
+    @property
+    def rate(self) -> float:
+        """Mean of the expected pass rates of its levels."""
+        return math.fsum(one.rate for one in self.levels.values()) / max(1, len(self.levels))
+
+    @property
+    def variance(self) -> float:
+        """Of what is believed about `rate`."""
+        return (
+            math.fsum(one.variance for one in self.levels.values()) / max(1, len(self.levels)) ** 2
+        )
 
     @property
     def likeness(self) -> float:
@@ -197,6 +217,39 @@ class Surge:
     def save(self) -> dict[str, float]:
         """As plain data."""
         return asdict(self)
+
+
+@dataclass(slots=True)
+class Lag:
+    """How far held-out tasks fall behind when training tasks are passed more often. A sampled
+    policy may pass fewer tasks than a greedy one and catch up with it: only what it passes more,
+    and did not where the rise began, is evidence.
+    """
+
+    trained: float = math.inf
+    """Pass rate in training where the present rise began; inf: nothing was compared yet."""
+    gap: float = 0.0
+    """By how much it was above that of held-out tasks there."""
+    up: float = 0.0
+    """Evidence, in nats: half the square of the excess in standard errors."""
+
+    def take(self, trained: float, variance: float, passed: int, tasks: int) -> None:
+        """Compare the pass rate in training, and what is not known of it, with held-out tasks."""
+        held_out = (passed + 1) / (tasks + 2)
+        error = math.sqrt(variance + held_out * (1.0 - held_out) / tasks)
+        rise, excess = trained - self.trained, trained - held_out - self.gap
+        self.up = (max(0.0, excess) / error) ** 2 / 2.0 if rise >= RISE else 0.0
+        if rise <= 0.0 or (rise >= RISE and self.up < 1.0):
+            self.trained, self.gap = trained, max(0.0, trained - held_out)
+
+    def save(self) -> dict[str, float | None]:
+        """As plain data."""
+        return {**asdict(self), "trained": None if math.isinf(self.trained) else self.trained}
+
+    @classmethod
+    def load(cls, data: dict[str, Any]) -> Self:
+        """From what `save` gave."""
+        return cls(**data) if data["trained"] is not None else cls()
 
 
 def _jumped(fresh: list[float]) -> list[float]:

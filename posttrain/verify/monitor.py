@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from posttrain.verify.drift import Drift, Surge
+from posttrain.verify.drift import Drift, Lag, Surge
 from posttrain.verify.signals import WIN, Mark, Seen
 
 HOLD = 4.0
@@ -96,6 +96,7 @@ class Stream:
         self.verdicts = self.won = 0
         self.rate = Drift()
         self.marks = {mark: Surge() for mark in Mark}
+        self.lag = Lag()
         self.tokens = self.turns = 0.0
         self.wins: deque[Won] = deque(maxlen=RECENT)
         self.accepts: deque[str] = deque(maxlen=SAMPLE)
@@ -104,8 +105,8 @@ class Stream:
 
     @property
     def score(self) -> float:
-        """The evidence for gaming, in nats: that of the pass rate and of its strongest mark."""
-        strongest = max(surge.up for surge in self.marks.values())
+        """The evidence for gaming, in nats: that of the pass rate and of the strongest sign."""
+        strongest = max(self.lag.up, *(surge.up for surge in self.marks.values()))
         return self.rate.up + min(TRUST, max(0.0, strongest - CHANCE))
 
     def take(self, group: Sequence[Seen], level: int) -> None:
@@ -124,11 +125,17 @@ class Stream:
             self._remember(one, marks)
         self.rejects.extend(one.key for one in group if one.reward < WIN)
 
+    def compare(self, passed: int, tasks: int) -> None:
+        """Hold the pass rate against that of held-out tasks; the next group tells what follows."""
+        if self.verdicts:
+            self.lag.take(self.rate.rate, self.rate.variance, passed, tasks)
+
     def settle(self) -> None:
         """Take what is seen now for granted."""
         self.state, self.accesses = State.OK, 0
         self.rate.settle()
         self.marks = {mark: Surge() for mark in Mark}
+        self.lag = Lag()
 
     def _marks(self, one: Seen) -> frozenset[Mark]:
         found = set(one.marks)
@@ -172,6 +179,7 @@ class Stream:
             "verdicts": self.verdicts,
             "rate": self.rate.save(),
             "marks": {mark.name: drift.save() for mark, drift in self.marks.items()},
+            "lag": self.lag.save(),
             "usual": [self.won, self.tokens, self.turns],
             "wins": [[won.output, won.task, won.marked] for won in self.wins],
             "accepts": list(self.accepts),
@@ -186,6 +194,7 @@ class Stream:
         stream.state, stream.verdicts = State(data["state"]), data["verdicts"]
         stream.rate = Drift.load(data["rate"])
         stream.marks |= {Mark[name]: Surge(**one) for name, one in data["marks"].items()}
+        stream.lag = Lag.load(data["lag"])
         stream.won, stream.tokens, stream.turns = data["usual"]
         stream.wins.extend(Won(*one) for one in data["wins"])
         stream.accepts.extend(data["accepts"])
@@ -226,6 +235,12 @@ class Monitor:
             accepts=tuple(stream.accepts),
             rejects=tuple(stream.rejects),
         )
+
+    def compare(self, domain: str, *, passed: int, tasks: int) -> None:
+        """So many of a domain's held-out tasks passed, judged by its newest version."""
+        streams = self._streams.get(domain)
+        if streams and tasks:
+            list(streams.values())[-1].compare(passed, tasks)
 
     def quarantine(self, domain: str) -> None:
         """People took the domain out: it stays out until it is released."""
@@ -295,6 +310,9 @@ def _evidence(stream: Stream, version: str) -> str:
     if strong:
         more = ", ".join(f"{mark} ({up:.1f} nats)" for mark, up in strong.items())
         told += f" More of its wins than before show: {more}."
+    if stream.lag.up >= TELLING:
+        told += f" Held-out tasks did not follow: {stream.lag.up:.1f} nats that it passes more in"
+        told += " training than there."
     if stream.accesses:
         told += f" {stream.accesses} of its wins had {Mark.ACCESS}."
     return told

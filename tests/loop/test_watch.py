@@ -204,3 +204,17 @@ def judged(member: int) -> Trajectory:
     part = Component(name="exact", place=Place.DETERMINISTIC, value=float(member))
     made = Trajectory(key=key, task=task, turns=(Turn(text=str(member), num_sampled_tokens=1),))
     return made.judged(Verdict(components=(part,)), Outcome.SCORED)
+
+
+def test_held_out_tasks_are_held_against_what_is_passed_in_training(tmp_path: Path) -> None:
+    world = cheating(
+        tmp_path, steps=30, evaluate_every=10, held_out={"a": 90, "b": 20}, hold_alarms=False
+    )
+    assert world.run().reason == "done"
+    path = max((tmp_path / "checkpoints").glob("*/state.json"))
+    streams = json.loads(path.read_text())["extra"]["watch"]["monitor"]["streams"]
+    lags = {domain: versions[-1][1]["lag"] for domain, versions in streams.items()}
+    assert lags["a"]["gap"] == 0.0
+    assert lags["b"]["trained"] == pytest.approx(1 / 3, abs=0.1)
+    assert lags["b"]["gap"] == pytest.approx(lags["b"]["trained"] - 21 / 102)
+    assert lags["b"]["up"] == 0.0, "it passed as much more from the beginning"

@@ -14,7 +14,7 @@ from posttrain.core.task import Description, Place, Task, ToolCall
 from posttrain.core.trajectory import AttemptKey, Trajectory, Turn
 from posttrain.core.verdict import Component, Outcome, Verdict
 from posttrain.verify import drift as drifts
-from posttrain.verify.drift import Drift, Surge
+from posttrain.verify.drift import Drift, Lag, Surge
 from posttrain.verify.monitor import HOLD, RECENT, VERSIONS, Decision, Monitor, State
 from posttrain.verify.signals import Mark, Seen, fingerprint, marks, seen
 
@@ -231,3 +231,52 @@ def test_gamed_domains_are_found_in_virtual_time() -> None:
     runs = [bench.gamed(seed, likeness=0.0, second=True) for seed in range(60)]
     found = [bench.delay(run, HOLD) for run in runs]
     assert sum(delay is not None and delay <= 150 for delay in found) >= 48
+
+
+def test_a_rise_that_held_out_tasks_do_not_follow_is_evidence() -> None:
+    gamed, caught_up, steady, few = Lag(), Lag(), Lag(), Lag()
+    for lag, rates, passed, tasks in (
+        (gamed, (0.2, 0.2, 0.4, 0.6), 26, 128),
+        (caught_up, (0.1, 0.2, 0.4, 0.43), 56, 128),  # sampled answers become the greedy ones
+        (steady, (0.6, 0.6, 0.62, 0.65), 26, 128),  # easier to begin with, whatever the reason
+        (few, (0.2, 0.2, 0.4, 0.6), 2, 10),
+    ):
+        for rate in rates:
+            lag.take(rate, 0.02**2, passed, tasks)
+    assert gamed.up > 20
+    assert (caught_up.up, steady.up) == (0.0, 0.0)
+    assert 0 < few.up < 9, "ten tasks show little"
+    gamed.take(0.62, 0.02**2, 78, 128)
+    assert gamed.up < 1.0, "they follow now"
+
+
+def test_held_out_tasks_that_follow_are_no_evidence_however_steep_the_rise() -> None:
+    lag, chance = Lag(), random.Random(3)
+    for step in range(40):
+        rate = 0.02 * step
+        passed = sum(chance.random() < max(0.0, rate - 0.05) for _ in range(128))
+        lag.take(rate, 0.03**2, passed, 128)
+        assert lag.up < 9
+
+
+def test_held_out_tasks_speak_for_an_alarm_with_a_rise_and_not_without() -> None:
+    def alarm(passed: int, rate: float) -> tuple[int, str]:
+        monitor = Monitor()
+        assert play(monitor, range(60), 0.3) is None
+        monitor.compare("d", passed=120, tasks=400)
+        monitor.compare("unknown", passed=1, tasks=1)
+        for step in range(60, 100):
+            group_ = group(random.Random(step), step, rate)
+            monitor = Monitor.load(json.loads(json.dumps(monitor.save())))
+            decision = monitor.take("d", "v", group_)
+            monitor.compare("d", passed=passed, tasks=400)
+            if decision is not None and decision.state is State.ALARM:
+                return step, decision.evidence
+        return 100, ""
+
+    alone, told = alarm(passed=220, rate=0.55)
+    assert "Held-out" not in told
+    with_both, told = alarm(passed=120, rate=0.55)
+    assert "Held-out tasks did not follow" in told
+    assert with_both < alone
+    assert alarm(passed=30, rate=0.3) == (100, "")
