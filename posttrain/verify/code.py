@@ -114,7 +114,7 @@ async def differential(check: Check, subject: Subject, tools: Tools) -> Finding:
     return await _judged(check, subject, tools, more, differences, count)
 
 
-_MODULES = (calls, comparison, streams, suites, differences)
+_MODULES = (comparison, calls, streams, suites, differences)
 """All that any of these checks needs: so one stock of sandboxes with a harness started ahead serves
 every one of them.
 """

@@ -7,11 +7,12 @@ makes itself unreadable to other processes and forks the nursery, from which can
 The one thing that must stay true: what the attempt left runs only in processes that can neither
 read the order nor write the record.
 
-While a candidate runs, the last line on standard error is the nonce and `+`, afterwards the nonce
-and `-`: a harness that ends on `+` was ended by what it ran. Each run begins in a new folder, also
-its home, that holds the check's files and nothing else. Elsewhere (/tmp) a run finds what earlier
-ones left, unless the order `sweeps`: the place to hand a compiled program on, and no place for
-anything a verdict rests on.
+Standard error has the nonce, and then `+` whenever a candidate is about to have its say, `-` when all
+is as it was before that: what it left is removed, nothing of this process or the nursery is changed.
+So a harness that ends on `+` was ended by what it ran. Each run begins in a new folder, also its
+home, that holds the check's files and nothing else. Elsewhere (/tmp) a run finds what earlier ones
+left, unless the order `sweeps`: the place to hand a compiled program on, and no place for anything a
+verdict rests on.
 
 A checker is Python source that defines `check(order)`; `order` is an `Order`. It returns a number
 in [0, 1], a bool, or a mapping with `value` and, for suites, `expected`, `ran`, `passed`, and
@@ -27,6 +28,7 @@ import _signal  # type: ignore[import-not-found]
 import _socket
 import binascii
 import os
+import resource
 import stat
 import sys
 
@@ -40,6 +42,7 @@ from posttrain.verify.nursery import (
     hide,
     loads,
     nurse,
+    remove_shared,
 )
 
 TYPE_CHECKING = False
@@ -56,6 +59,8 @@ ARTEFACTS = "/artefacts"
 """
 WRITABLE = ("/workspace", "/tmp", "/dev/shm")
 """All that a sandbox's processes can write to, where an order `sweeps`; this runs in the first."""
+_LIMITS = 16
+"""How many the kernel has of each process (RLIM_NLIMITS)."""
 _WALL_FACTOR = 4
 """Wall limit over CPU limit: a busy machine must not turn a right program into a wrong one."""
 
@@ -134,6 +139,8 @@ class Order:
         self._nursery = nursery
         self._last: list[Folder] = []
         self._sweeps = bool(given.get("sweeps")) and os.getcwd() == WRITABLE[0]
+        self._modes = _modes()
+        self._bounds = self._found_bounds()
         if given.get("copies") is not None:
             self.artefacts = Copies(_new_place())
             self.artefacts.contents = {
@@ -169,30 +176,81 @@ class Order:
         memory_bytes: int = 0,
     ) -> Begun:
         """A candidate with these descriptors as its input and output; it runs in a `with` block."""
-        self._remove_last()
         folder = Folder(_new_place())
-        self._last.append(folder)
         head = {
             "argv": list(argv), "folder": folder, "cpu_s": timeout_s, "memory": memory_bytes,
             "python": source is not None,
         }  # fmt: skip
         return Begun(self, self._nursery, head, fds, source or "")
 
-    def lay(self, folder: str) -> None:
+    def exposed(self) -> Exposed:
+        """A block in which what a candidate made is looked at: by what may hang or die of that."""
+        return Exposed(self)
+
+    @property
+    def is_exposed(self) -> bool:
+        """Whether a candidate has its say."""
+        return self._nursery.told == "+"
+
+    def expose(self) -> None:
+        """From now on what ends or hinders this process is the candidate's doing."""
+        self._nursery.tell("+")
+
+    def recover(self) -> None:
+        """Until now. Everything is as it was before.
+
+        Raises:
+            NurseryEnded: it cannot be made so.
+        """
+        for place, before in self._modes.items():
+            if _mode(place) != before:
+                os.chmod(place, before[0])
+                for name in os.listxattr(place):
+                    os.removexattr(place, name)
+        if self._sweeps:
+            self._sweep()
+        if self._found_bounds() != self._bounds:
+            raise NurseryEnded
+        self._nursery.tell("-")
+
+    def _sweep(self) -> None:
+        for place in WRITABLE:
+            for name in os.listdir(place):
+                _remove(os.path.join(place, name))
+            if os.listdir(place):
+                raise NurseryEnded
+        remove_shared()
+
+    def _found_bounds(self) -> list[Any]:
+        """What any process of the same user can change of this one and the nursery."""
+        return [
+            [os.sched_getscheduler(pid), os.getpriority(os.PRIO_PROCESS, pid),
+             *(resource.prlimit(pid, number) for number in range(_LIMITS))]
+            for pid in (os.getpid(), self._nursery.pid)
+        ]  # fmt: skip
+
+    def lay(self, folder: Folder) -> None:
         """The check's files in a new folder, and the copies of what was left in theirs."""
+        while self._last:
+            _remove(self._last.pop())
+        self._last.append(folder)
         _lay(folder, self.files)
         if isinstance(self.artefacts, Copies):
             _remove(self.artefacts)
             _lay(self.artefacts, self.artefacts.contents)
 
-    def _remove_last(self) -> None:
-        while self._last:
-            _remove(self._last.pop())
-        for place in WRITABLE if self._sweeps else ():
-            for name in os.listdir(place):
-                _remove(os.path.join(place, name))
-            if os.listdir(place):
-                raise NurseryEnded
+
+class Exposed:
+    """As `Order.exposed` says."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+
+    def __enter__(self) -> None:
+        self._order.expose()
+
+    def __exit__(self, *exception: object) -> None:
+        self._order.recover()
 
 
 class Begun:
@@ -212,13 +270,11 @@ class Begun:
         self._fds = fds
         self._source = source
         self._pid = 0
-        self._modes: dict[str, int] = {}
         self.ran: Ran | None = None
         """Once it has ended."""
 
     def __enter__(self) -> Begun:
-        self._modes = _modes()
-        self._nursery.tell("+")
+        self._order.expose()
         try:
             self._order.lay(self._head["folder"])
             with _unnamed() as program:
@@ -232,10 +288,7 @@ class Begun:
     def __exit__(self, *exception: object) -> None:
         """Nothing is told where the nursery has ended, which is raised again then."""
         self.end(0.0)
-        for folder, mode in self._modes.items():
-            if stat.S_IMODE(os.stat(folder).st_mode) != mode:
-                os.chmod(folder, mode)
-        self._nursery.tell("-")
+        self._order.recover()
 
     def end(self, wall_s: float) -> Ran:
         """Wait for its end, at most so long; then it is killed, and all it started in any case."""
@@ -283,10 +336,15 @@ def _unnamed() -> BinaryIO:
     return open(os.memfd_create("ran"), "w+b")
 
 
-def _modes() -> dict[str, int]:
-    """Modes of the folders a checker works in, to give back what a candidate may have taken."""
-    places = (os.getcwd(), os.environ.get("TMPDIR", "/tmp"))
-    return {place: stat.S_IMODE(os.stat(place).st_mode) for place in places}
+def _modes() -> dict[str, tuple[int, list[str]]]:
+    """The folders a checker works in, to give back what a candidate may have taken."""
+    places = {os.getcwd(), os.environ.get("TMPDIR", "/tmp"), *filter(os.path.isdir, WRITABLE)}
+    return {place: _mode(place) for place in places}
+
+
+def _mode(place: str) -> tuple[int, list[str]]:
+    """Mode and names of attributes; access lists are among those."""
+    return stat.S_IMODE(os.stat(place).st_mode), os.listxattr(place)
 
 
 # --- the order ----------------------------------------------------------------------------------
@@ -319,13 +377,17 @@ def _checked(given: Mapping[str, Any], order: Order) -> dict[str, Any]:
 
 
 def _carry_out(given: Mapping[str, Any], order: Order) -> dict[str, Any]:
-    """The record of one order; an exception of the checker is its own failure."""
+    """The record of one order; an exception of the checker is its own failure, but where a candidate
+    has its say.
+    """
     act: Callable[..., dict[str, Any]] = _command if "command" in given else _checked
     try:
         return act(given, order)
     except NurseryEnded:
         raise
     except BaseException as error:
+        if order.is_exposed:
+            raise NurseryEnded from error
         import traceback
 
         where = traceback.extract_tb(error.__traceback__)[-1].lineno
@@ -337,9 +399,10 @@ def main() -> NoReturn:
     What is left in memory is not cleared away: that would take longer than a candidate.
     """
     hide()
+    _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-    if os.fork() == 0:
+    if (pid := os.fork()) == 0:
         ours.close()
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
@@ -347,7 +410,7 @@ def main() -> NoReturn:
         os._exit(nurse(theirs))
     theirs.close()
     given = loads(sys.stdin.buffer.read())
-    channel, nursery = os.dup(1), Nursery(ours, progress=os.dup(2), nonce=given["nonce"])
+    channel, nursery = os.dup(1), Nursery(ours, pid, progress=os.dup(2), nonce=given["nonce"])
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     try:

@@ -31,7 +31,15 @@ _SET_DUMPABLE, _SET_CHILD_SUBREAPER = 4, 36
 _MAX_REQUEST_BYTES = 1 << 20
 _END_S = 20.0
 """How long a candidate that was killed may take to be gone."""
-_PRCTL = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]
+_C = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]
+_PRCTL = _ctypes.dlsym(_C, "prctl")
+_IPC_RMID = 0
+_CONTROLS = {
+    "shm": (_ctypes.dlsym(_C, "shmctl"), _IPC_RMID, 0),
+    "msg": (_ctypes.dlsym(_C, "msgctl"), _IPC_RMID, 0),
+    "sem": (_ctypes.dlsym(_C, "semctl"), 0, _IPC_RMID, 0),
+}
+"""Functions of the C library that remove what lies in `/proc/sysvipc`, and arguments of theirs."""
 
 
 class Suppressed:
@@ -104,6 +112,14 @@ def hide() -> None:
         raise OSError("this process cannot be hidden")
 
 
+def remove_shared() -> None:
+    """Remove System V segments, queues and semaphores, which outlive their processes."""
+    for kind, (call, *more) in _CONTROLS.items():
+        with open(f"/proc/sysvipc/{kind}", encoding="utf-8") as listed:
+            for line in listed.readlines()[1:]:
+                _ctypes.call_function(call, (int(line.split()[1]), *more))
+
+
 class NurseryEnded(BaseException):
     """A candidate ended or stopped the process that starts candidates."""
 
@@ -111,14 +127,19 @@ class NurseryEnded(BaseException):
 class Nursery:
     """The asking side of the process that forks candidates, one at a time."""
 
-    def __init__(self, control: _socket.socket, *, progress: int, nonce: str) -> None:
+    def __init__(
+        self, control: _socket.socket, pid: int, *, progress: int, nonce: str
+    ) -> None:
         self._control = control
+        self.pid = pid
         self._progress = progress
-        self._nonce = nonce
+        self.told = f"{nonce} "
+        self.tell(self.told)
 
     def tell(self, sign: str) -> None:
-        """Say that a candidate runs (`+`), or that none does (`-`)."""
-        os.write(self._progress, f"{self._nonce} {sign}\n".encode())
+        """Say that a candidate has its say (`+`), or that none has (`-`)."""
+        os.write(self._progress, sign.encode())
+        self.told = sign
 
     def start(self, head: Mapping[str, Any], fds: tuple[int, ...]) -> int:
         """The new candidate's process number."""
@@ -207,8 +228,9 @@ def _become(head: Mapping[str, Any], fds: Sequence[int]) -> NoReturn:
     _prctl(_SET_DUMPABLE, 1)
     argv = head["argv"]
     if head["python"]:
+        _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         _interpret(text.decode(), argv)
-    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
+    for number in (_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGINT):
         _signal.signal(number, _signal.SIG_DFL)
     try:
         os.execvp(argv[0], argv)
@@ -244,15 +266,17 @@ def _interpret(source: str, argv: list[str]) -> NoReturn:
 
 
 def _end_all(pid: int) -> None:
-    """Kill a candidate's group and everything else it left, orphans included (they became ours)."""
+    """Kill a candidate's group and everything else it left, orphans included (they became ours),
+    until the kernel says that there is none: a candidate may hinder any look at them.
+    """
     with Suppressed(ProcessLookupError):
         os.killpg(pid, _signal.SIGKILL)
-    while children := _children():
-        for child in children:
-            with Suppressed(ProcessLookupError):
-                os.kill(child, _signal.SIGKILL)
-            with Suppressed(ChildProcessError):
-                os.waitpid(child, 0)
+    with Suppressed(ChildProcessError):
+        while True:
+            for child in _children():
+                with Suppressed(ProcessLookupError):
+                    os.kill(child, _signal.SIGKILL)
+            os.waitpid(-1, os.WNOHANG)
 
 
 def _children() -> list[int]:
