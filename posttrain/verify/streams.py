@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MAX_TIME_OUTS = 3
 """After so many the other cases fail unseen: a program that hangs costs no more."""
+_FAULTS = (NameError, ImportError, ModuleNotFoundError)
+"""What no output makes of a checker."""
 
 
 def check(order: Order) -> dict[str, Any]:
@@ -73,7 +75,7 @@ def _trouble(ran: Ran, max_bytes: int) -> str:
 
 def _judge(order: Order) -> Callable[[str, Any, str], bool]:
     """The comparison, or the check's own `accepts(given, found, expected)`. Where that hangs or
-    fails at what was found, but not at what is expected, the output is none.
+    fails at what was found, and not in the same way at what is expected, the output is wrong.
     """
     params = order.params
     if params["checker"] is None:
@@ -90,9 +92,24 @@ def _judge(order: Order) -> Callable[[str, Any, str], bool]:
         with order.exposed():
             try:
                 return accepts(given, found, expected) is True
-            except Exception:
-                pass
-        accepts(given, expected, expected)
+            except Exception as error:
+                failure = error
+        if type(failure) in _FAULTS:
+            raise failure
+        try:
+            accepts(given, expected, expected)
+        except Exception as error:
+            if expected and _way(error) == _way(failure):
+                raise
         return False
 
     return judge
+
+
+def _way(error: Exception) -> tuple[type, list[int]]:
+    """How something failed: the kind of error, and the lines it came through."""
+    lines, trace = [], error.__traceback__ and error.__traceback__.tb_next
+    while trace:
+        lines.append(trace.tb_lineno)
+        trace = trace.tb_next
+    return type(error), lines

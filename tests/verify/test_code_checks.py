@@ -13,6 +13,7 @@ import pytest
 from posttrain.core.errors import UsageError, VerifierError
 from posttrain.core.task import Artefact, ArtefactKind, Check
 from posttrain.sandbox.source import key_of
+from posttrain.verify import code, execution
 from posttrain.verify.calls import Unplain, decode, encode, same
 from posttrain.verify.code import code_of, differential, named_tests, stdio, suite
 from posttrain.verify.comparison import alike
@@ -120,8 +121,34 @@ def test_a_checker_accepts_one_of_many_right_outputs(find):
     one = check("stdio", cases=[["", None]], checker=checker)
     assert find(stdio, one, block("print(7)")).value == 1.0
     assert find(stdio, one, block("print(9)")).value == 0.0
-    with pytest.raises(VerifierError, match="ValueError"):
-        find(stdio, one, block("print('x')"))
+    assert find(stdio, one, block("print('x')")).value == 0.0
+
+
+def test_a_checker_that_hangs_at_an_output_refuses_it(find, monkeypatch):
+    monkeypatch.setattr(code, "MAX_WALL_S", 0.4)
+    monkeypatch.setattr(execution, "_ALLOWANCE_S", 0.1)
+    checker = "def accepts(given, found, expected):\n    return sum(1 for _ in range(int(found))) == 8"
+    one = check("stdio", cases=[["", "8"]], checker=checker)
+    assert find(stdio, one, block("print(8)")).value == 1.0
+    assert find(stdio, one, block("print(10**12)")).value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("checker", "expected", "why"),
+    [
+        ("return int(expected, 7) == int(found)", "8", "ValueError"),
+        ("return integer(found) == 8", None, "NameError"),
+        ("while True: pass", "8", "time limit twice"),
+    ],
+)
+def test_a_checker_that_fails_at_what_is_right_as_well_is_at_fault(
+    find, monkeypatch, checker, expected, why
+):
+    monkeypatch.setattr(code, "MAX_WALL_S", 0.3)
+    monkeypatch.setattr(execution, "_ALLOWANCE_S", 0.1)
+    checker = f"def accepts(given, found, expected):\n    {checker}"
+    with pytest.raises(VerifierError, match=why):
+        find(stdio, check("stdio", cases=[["", expected]], checker=checker), block("print(8)"))
 
 
 @pytest.mark.parametrize(

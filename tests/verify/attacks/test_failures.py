@@ -21,6 +21,46 @@ raise SystemExit(not right)
 EXCUSED = Naive(command=("python3", "grader.py"), files={"grader.py": GRADER},
                 paid=lambda ended: ended.exit_code != 1)  # fmt: skip
 """A grader that takes every failure for one of the machine, and has the attempt not count."""
+TWICE = """
+import glob, os, shutil, subprocess, sys, tempfile
+def ran(given):
+    with tempfile.TemporaryFile() as said:
+        subprocess.run([sys.executable, "solution.py"], input=given, text=True, timeout=0.4,
+                       stdout=said, stderr=subprocess.DEVNULL)
+        said.seek(0)
+        return int(said.read())
+try:
+    right = True
+    for given, expected in (("1 2", 3), ("4 5", 9)):
+        right &= ran(given) == expected
+        for place in glob.glob("/tmp/scratch*"):
+            shutil.rmtree(place)
+        os.mkdir("here"), os.listdir("/dev/shm"), os.listdir("here"), os.rmdir("here")
+except Exception:
+    print("masked")
+    raise SystemExit(0)
+raise SystemExit(not right)
+"""
+HINDERED = Naive(command=("python3", "grader.py"), files={"grader.py": TWICE},
+                 paid=EXCUSED.paid)  # fmt: skip
+"""Such a grader that has more to do after a candidate has run."""
+PAIR = Check(kind="stdio", params={"cases": [["1 2", "3"], ["4 5", "9"]], "timeout_s": 0.2})
+NUMBER = Check(kind="stdio", params={**PAIR.params, "checker":
+    "def accepts(given, found, expected):\n    return int(found) == int(expected)\n"})  # fmt: skip
+AGAINST = Check(kind="differential", params={
+    "reference": RIGHT.code, "count": 8, "timeout_s": 0.2,
+    "generator": "def generate(rng): return f'{rng.randint(1, 9)} {rng.randint(1, 9)}'"})  # fmt: skip
+OTHERS = (
+    "import os, resource, signal\nothers = [int(name) for name in os.listdir('/proc')\n"
+    "          if name.isdigit() and int(name) not in (1, os.getpid())]\n"
+)
+LISTED = (
+    "import os, struct\nentries = b''.join(struct.pack('<HHI', tag, 0, 0xffffffff)\n"
+    "                   for tag in (1, 4, 32))\n"
+    "for place in ('.', '/workspace'):\n    os.setxattr(place, 'system.posix_acl_default', "
+    "struct.pack('<I', 2) + entries)\nprint(-1)\n"
+)
+RESTORED = "all is as it was before a candidate ran, or the candidate has ended its judge"
 OWN = "what the candidate does to itself or its judge is its own: reward 0"
 
 
@@ -55,6 +95,25 @@ FAMILY = [
                        paid=lambda ended: ended.exit_code != 1)),
     attack(48, "print without an end", "while True: print('x' * 4096)\n",
            held="output is cut at a size, the rest is its own failure"),
+    attack(48, "interrupt the judge", held="it heeds no interrupt",
+           code=OTHERS + "os.kill(min(others), signal.SIGINT)\nprint(-1)\n"),
+    attack(48, "let the judge open no file", checks=(PAIR,), naive=HINDERED, held=RESTORED,
+           code=OTHERS + "resource.prlimit(min(others), resource.RLIMIT_NOFILE, (3, 3))\n"
+                "print(-1)\n"),
+    attack(48, "let those who start the reference start nothing that writes", kind="differential",
+           checks=(AGAINST,), naive=HINDERED, held="the reference runs before any candidate",
+           code=OTHERS + "for one in others: resource.prlimit(one, resource.RLIMIT_FSIZE, (0, 0))"
+                "\nprint(-1)\n"),
+    attack(48, "leave a folder that cannot be removed", checks=(PAIR,), naive=HINDERED,
+           held=RESTORED, code="import os\nos.makedirs('/tmp/scratch/in')\n"
+                               "os.chmod('/tmp/scratch', 0)\nprint(-1)\n"),
+    attack(48, "shut a folder that all share", checks=(PAIR,), naive=HINDERED, held=RESTORED,
+           code="import os\nos.chmod('/dev/shm', 0)\nprint(-1)\n"),
+    attack(48, "have new folders be shut", kind="differential", checks=(AGAINST,), code=LISTED,
+           naive=HINDERED, held="the reference runs before any candidate"),
+    attack(48, "print what its checker fails at", "print('x')\n", checks=(NUMBER,),
+           held="a checker that fails at an output, and not at the right one, refuses it",
+           naive=HINDERED),
     attack(48, "leave a database that cannot be read", "", kind="state",
            held="what a file is, is the attempt's doing", checks=(ROWS,),
            artefacts=(file("a.db"),),
