@@ -297,3 +297,27 @@ def test_a_hanging_checker_costs_its_time_limit_and_nothing_else(make_attempt, m
     assert verdict.reward is None
     assert "time limit twice" in verdict.errors[0]
     assert time.monotonic() - started_s < 8.0
+
+
+SEGMENT = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+there = libc.shmget(77, 4096, 0) != -1 or libc.msgget(77, 0) != -1 or libc.semget(77, 1, 0) != -1
+made = [libc.shmget(77, 4096, 0o1600), libc.msgget(77, 0o1600), libc.semget(77, 1, 0o1600)]
+print("again" if there else "first" if -1 not in made else "refused")
+"""
+
+
+def test_no_candidate_finds_a_segment_that_another_left(make_attempt):
+    check = Check(kind="stdio", params={"cases": [["", "first"]] * 3})
+    verdict = judge(make_attempt, check, reply=f"```python{SEGMENT}```")
+    assert verdict.reward == 1.0, verdict.components
+
+
+def test_a_thousand_inputs_are_told_whole(make_attempt):
+    """What is said of each run was longer than what a harness may say."""
+    params = {"function": "f", "count": 1000, "generator": "def generate(rng): return (1,)",
+              "reference": "def f(x): return x"}  # fmt: skip
+    check = Check(kind="differential", params=params)
+    verdict = judge(make_attempt, check, reply="```python\ndef f(x): return x\n```")
+    assert verdict.reward == 1.0, verdict.components

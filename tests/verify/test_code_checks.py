@@ -191,6 +191,11 @@ def test_the_candidate_of_a_reply_is_its_one_python_block(reply, code):
     assert code_of(reply) == code
 
 
+def test_many_openings_take_no_longer_than_other_text():
+    """Each was looked at to the end of the reply: 16 s of the event loop for 160 kB."""
+    assert code_of("```python\n" * 200_000) is None
+
+
 def test_a_reply_without_code_is_paid_nothing_and_says_so(find):
     found = find(stdio, check("stdio", cases=DOUBLE), "I cannot.")
     assert (found.value, found.evidence["found"]) == (0.0, "no candidate")
@@ -367,6 +372,19 @@ def test_a_difference_is_shrunk_and_its_seed_is_kept(find, tools):
     assert found.evidence["evidence"]["why"].startswith(f"wanted [{one_number}, {one_number}], got")
     again = find(differential, one, block("def order(xs): return sorted(set(xs))"))
     assert again.evidence == found.evidence
+
+
+def test_no_tolerance_makes_another_number_of_infinity(find):
+    """A tolerance that is a share of infinity took in every number."""
+    inf = float("inf")
+    assert same(inf, inf, 1e-6)
+    assert not any(same(inf, other, 1e-6) for other in (1.0, -inf, float("nan")))
+    assert not any(same(other, inf, 1e-6) for other in (1.0, -inf, float("nan")))
+    text = "import pytest\nfrom solution import f\n" \
+           "def test_f(): assert f() == pytest.approx(float('inf'))"  # fmt: skip
+    for body, value in (("float('inf')", 1.0), ("7.0", 0.0), ("-float('inf')", 0.0)):
+        found = find(suite, check("suite", suite=text), block(f"def f(): return {body}"))
+        assert found.value == value
 
 
 @pytest.mark.parametrize(
