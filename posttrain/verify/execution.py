@@ -35,6 +35,10 @@ INTERPRETER = ("python3", "-I", "-S", "-B")
 JUDGING = (*INTERPRETER, HARNESS)
 """The command of every such sandbox; it is started ahead and waits for its order."""
 MAX_RECORD_BYTES = 65_536
+MAX_OPEN_FILES = 4 * Environment().max_open_files
+"""The kernel lets a process hand descriptors on as long as not more than this are under way for its
+user, who is the same in all sandboxes: what others there have under way must not end a harness.
+"""
 _ALLOWANCE_S = 5.0
 """Wall time beyond the checker's own limit before the call is given up."""
 
@@ -120,6 +124,7 @@ async def _exec(
         files=bundle(nursery, harness, *work.modules),
         memory_bytes=work.memory_bytes,
         max_output_bytes=MAX_RECORD_BYTES,
+        max_open_files=MAX_OPEN_FILES,
     )
     async with tools.sandboxes.lease(environment, beside=mount, ahead=JUDGING) as sandbox:
         return await sandbox.exec(JUDGING, timeout_s=limit_s, stdin=json.dumps(order).encode())

@@ -14,6 +14,7 @@ import _ctypes  # without the module ctypes, which costs as much as a candidate
 import _json
 import _signal  # type: ignore[import-not-found]  # as signal, without enumerations
 import _socket
+import errno
 import gc
 import os
 import resource
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 MAX_OUTPUT_BYTES = 1 << 20
 """Of each file a candidate writes, its output one of them."""
+MAX_OPEN_FILES = 1024
+"""Of a candidate, as in other sandboxes."""
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 _SET_DUMPABLE, _SET_CHILD_SUBREAPER = 4, 36
 _MAX_REQUEST_BYTES = 1 << 20
@@ -148,7 +151,10 @@ class Nursery:
         try:
             self._control.settimeout(_END_S)
             self._control.sendmsg([dumps(head).encode()], packed)
-        except OSError:
+        except OSError as error:
+            if error.errno == errno.ETOOMANYREFS:
+                self.tell("-")
+                raise RuntimeError("others have too many descriptors under way") from error
             raise NurseryEnded from None
         return int(self._answer(_END_S))
 
@@ -212,9 +218,11 @@ def _become(head: Mapping[str, Any], fds: Sequence[int]) -> NoReturn:
     given, said, program = fds
     os.setsid()
     cpu_s = max(1, -int(-head["cpu_s"] // 1))
+    files = min(MAX_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_OUTPUT_BYTES, MAX_OUTPUT_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     if head["memory"]:
         resource.setrlimit(resource.RLIMIT_AS, (head["memory"], head["memory"]))
     os.chdir(head["folder"])

@@ -1,6 +1,13 @@
 """Attempts that would rather have no verdict, or the verdict of a machine that failed."""
 
-from posttrain.core.task import Check
+import asyncio
+import errno
+
+from posttrain.core.clock import RealClock
+from posttrain.core.task import Check, Description, Environment, Task
+from posttrain.core.trajectory import AttemptKey, Trajectory, Turn
+from posttrain.verify.kinds import Tools
+from posttrain.verify.stack import Stack
 from tests.verify.attacks.attack import Attack, Left, Naive, file
 
 SUM = Check(kind="stdio", params={"cases": [["1 2", "3"]], "timeout_s": 0.2})
@@ -134,3 +141,44 @@ FAMILY = [
 
 def test_no_attempt_chooses_to_go_without_a_verdict(attack, trial):
     trial(attack)
+
+
+HELD = """
+import os, socket, sys
+pairs, null = [], os.open("/dev/null", os.O_RDONLY)
+try:
+    while len(pairs) < int(sys.argv[1]):
+        pairs.append(socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
+        socket.send_fds(pairs[-1][0], [b"x"], [null] * 250)
+except OSError as error:
+    print(error.errno, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_no_candidate_ends_the_judges_of_others(loop, sandboxes):
+    """The kernel counts descriptors under way for each host user: whoever had 1,024 of them made
+    every harness fail to start its candidate, which counted as that candidate's doing.
+    """
+    task = Task(domain="attack.one", level=0, seed=1, description=Description(objective="Do it."),
+                checks=(SUM,))  # fmt: skip
+    attempt = Trajectory(key=AttemptKey(run="r", draw=0, member=0), task=task,
+                         turns=(Turn(text=RIGHT.text),))  # fmt: skip
+
+    async def body():
+        full = asyncio.Event()
+        async with sandboxes.lease(Environment()) as one, sandboxes.lease(Environment()) as other:
+            holding = asyncio.create_task(
+                one.exec(("python3", "-c", HELD + "import time; time.sleep(60)", "99"),
+                         listen=lambda *_: full.set(), timeout_s=60.0)
+            )  # fmt: skip
+            await asyncio.wait_for(full.wait(), 30)
+            hindered = await other.exec(("python3", "-c", HELD, "1"))
+            assert hindered.stdout == f"{errno.ETOOMANYREFS}\n", "the control is not hindered"
+            tools = Tools(clock=RealClock(), sandboxes=sandboxes, seeds=lambda _: 5)
+            verdict = await Stack(tools).verify(attempt, None)
+            holding.cancel()
+            await asyncio.wait((holding,))
+        return verdict
+
+    assert loop.run(body()).reward == 1.0
