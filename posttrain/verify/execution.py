@@ -24,7 +24,7 @@ from typing import Any
 from posttrain.core.containment import ExecResult
 from posttrain.core.errors import UsageError, VerifierError
 from posttrain.core.task import Check, Environment, Isolation, Json
-from posttrain.verify import harness, nursery
+from posttrain.verify import folders, harness, nursery
 from posttrain.verify.harness import ARTEFACTS
 from posttrain.verify.kinds import Subject, Tools, allowed, seconds_of
 from posttrain.verify.layers import Finding
@@ -121,7 +121,7 @@ async def _exec(
         del order["copies"]
     environment = Environment(
         isolation=task.environment.isolation if task.environment else Isolation.NAMESPACE,
-        files=bundle(nursery, harness, *work.modules),
+        files=bundle(nursery, folders, harness, *work.modules),
         memory_bytes=work.memory_bytes,
         max_output_bytes=MAX_RECORD_BYTES,
         max_open_files=MAX_OPEN_FILES,

@@ -29,15 +29,26 @@ import _socket
 import binascii
 import os
 import resource
-import stat
 import sys
 
+from posttrain.verify.folders import (
+    WRITABLE,
+    Copies,
+    Folder,
+    lay,
+    modes,
+    new_place,
+    remove,
+    restore,
+    swept,
+    unnamed,
+)
 from posttrain.verify.nursery import (
     MAX_OUTPUT_BYTES,
     NOT_EXECUTABLE,
+    Channel,
     Nursery,
     NurseryEnded,
-    Suppressed,
     dumps,
     hide,
     loads,
@@ -48,63 +59,17 @@ from posttrain.verify.nursery import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, BinaryIO, NoReturn
+    from typing import Any, NoReturn
 
-MAX_FILE_BYTES = 8 << 20
-"""A larger file is read as none."""
 MAX_RECORD_CHARS = 60_000
 """Evidence that would make the record longer is left out of it."""
 ARTEFACTS = "/artefacts"
 """Where a sandbox shows what an attempt left, if it is mounted; a command may name it in any case.
 """
-WRITABLE = ("/workspace", "/tmp", "/dev/shm")
-"""All that a sandbox's processes can write to, where an order `sweeps`; this runs in the first."""
 _LIMITS = 16
 """How many the kernel has of each process (RLIM_NLIMITS)."""
 _WALL_FACTOR = 4
 """Wall limit over CPU limit: a busy machine must not turn a right program into a wrong one."""
-
-
-class Folder(str):
-    """Path of a folder that an attempt or a candidate filled. Its methods never raise, block or
-    lead outside, whatever lies there; nothing may be writing to it.
-    """
-
-    def read_bytes(self, path: str) -> bytes | None:
-        """Bytes of a regular file, by its path in the folder. None: there is nothing, or a folder,
-        a pipe, a link (in any component), something unreadable, or more than 8 MiB.
-        """
-        with Suppressed(OSError, ValueError):
-            place, status = str(self), os.lstat(self)
-            for part in path.split("/"):
-                place = os.path.join(place, part)
-                status = os.lstat(place)
-                if part in ("", "..") or stat.S_ISLNK(status.st_mode):
-                    return None
-            if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_FILE_BYTES:
-                with open(place, "rb") as file:
-                    return file.read()
-        return None
-
-    def read_text(self, path: str) -> str | None:
-        """As `read_bytes`; None also where the bytes are no UTF-8."""
-        data = self.read_bytes(path)
-        try:
-            return None if data is None else data.decode()
-        except UnicodeDecodeError:
-            return None
-
-
-class Copies(Folder):
-    """Files that came with the order. They are read from it; their folder, laid anew for each run,
-    is for candidates.
-    """
-
-    contents: Mapping[str, bytes] = {}
-
-    def read_bytes(self, path: str) -> bytes | None:
-        """As a folder reads them."""
-        return self.contents.get(path)
 
 
 class Ran:
@@ -139,10 +104,10 @@ class Order:
         self._nursery = nursery
         self._last: list[Folder] = []
         self._sweeps = bool(given.get("sweeps")) and os.getcwd() == WRITABLE[0]
-        self._modes = _modes()
+        self._modes = modes()
         self._bounds = self._found_bounds()
         if given.get("copies") is not None:
-            self.artefacts = Copies(_new_place())
+            self.artefacts = Copies(new_place())
             self.artefacts.contents = {
                 path: binascii.a2b_base64(data) for path, data in given["copies"].items()
             }
@@ -156,7 +121,7 @@ class Order:
 
         Its output is cut at 1 MiB. Every process it started is dead when this returns.
         """
-        with _unnamed() as given, _unnamed() as said:
+        with unnamed() as given, unnamed() as said:
             given.write(stdin)
             given.seek(0)
             fds = (given.fileno(), said.fileno())
@@ -176,7 +141,7 @@ class Order:
         memory_bytes: int = 0,
     ) -> Begun:
         """A candidate with these descriptors as its input and output; it runs in a `with` block."""
-        folder = Folder(_new_place())
+        folder = Folder(new_place())
         head = {
             "argv": list(argv), "folder": folder, "cpu_s": timeout_s, "memory": memory_bytes,
             "python": source is not None,
@@ -202,24 +167,12 @@ class Order:
         Raises:
             NurseryEnded: it cannot be made so.
         """
-        for place, before in self._modes.items():
-            if _mode(place) != before:
-                os.chmod(place, before[0])
-                for name in os.listxattr(place):
-                    os.removexattr(place, name)
+        restore(self._modes)
         if self._sweeps:
-            self._sweep()
-        if self._found_bounds() != self._bounds:
+            remove_shared()
+        if (self._sweeps and not swept()) or self._found_bounds() != self._bounds:
             raise NurseryEnded
         self._nursery.tell("-")
-
-    def _sweep(self) -> None:
-        for place in WRITABLE:
-            for name in os.listdir(place):
-                _remove(os.path.join(place, name))
-            if os.listdir(place):
-                raise NurseryEnded
-        remove_shared()
 
     def _found_bounds(self) -> list[Any]:
         """What any process of the same user can change of this one and the nursery."""
@@ -232,12 +185,12 @@ class Order:
     def lay(self, folder: Folder) -> None:
         """The check's files in a new folder, and the copies of what was left in theirs."""
         while self._last:
-            _remove(self._last.pop())
+            remove(self._last.pop())
         self._last.append(folder)
-        _lay(folder, self.files)
+        lay(folder, self.files)
         if isinstance(self.artefacts, Copies):
-            _remove(self.artefacts)
-            _lay(self.artefacts, self.artefacts.contents)
+            remove(self.artefacts)
+            lay(self.artefacts, self.artefacts.contents)
 
 
 class Exposed:
@@ -277,7 +230,7 @@ class Begun:
         self._order.expose()
         try:
             self._order.lay(self._head["folder"])
-            with _unnamed() as program:
+            with unnamed() as program:
                 program.write(self._source.encode("utf-8", "replace"))
                 program.seek(0)
                 self._pid = self._nursery.start(self._head, (*self._fds, program.fileno()))
@@ -297,54 +250,6 @@ class Begun:
             timed_out = late or code == -_signal.SIGXCPU
             self.ran = Ran(code, b"", timed_out, self._head["folder"], cpu_s)
         return self.ran
-
-
-# --- folders ------------------------------------------------------------------------------------
-
-
-def _new_place() -> str:
-    return os.path.join(os.getcwd(), os.urandom(8).hex())
-
-
-def _lay(folder: str, files: Mapping[str, str] | Mapping[str, bytes]) -> None:
-    os.mkdir(folder)
-    for path, content in files.items():
-        place = os.path.join(folder, path)
-        os.makedirs(os.path.dirname(place), exist_ok=True)
-        with open(place, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-        os.chmod(place, 0o755)
-
-
-def _remove(path: str) -> None:
-    try:
-        if stat.S_ISDIR(os.lstat(path).st_mode):
-            os.rmdir(path)
-        else:
-            os.unlink(path)
-    except FileNotFoundError:
-        return
-    except OSError:
-        import shutil
-
-        with Suppressed(RecursionError):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _unnamed() -> BinaryIO:
-    """A file in memory: a candidate that fills the disk cannot be in its way."""
-    return open(os.memfd_create("ran"), "w+b")
-
-
-def _modes() -> dict[str, tuple[int, list[str]]]:
-    """The folders a checker works in, to give back what a candidate may have taken."""
-    places = {os.getcwd(), os.environ.get("TMPDIR", "/tmp"), *filter(os.path.isdir, WRITABLE)}
-    return {place: _mode(place) for place in places}
-
-
-def _mode(place: str) -> tuple[int, list[str]]:
-    """Mode and names of attributes; access lists are among those."""
-    return stat.S_IMODE(os.stat(place).st_mode), os.listxattr(place)
 
 
 # --- the order ----------------------------------------------------------------------------------
@@ -410,13 +315,13 @@ def main() -> NoReturn:
         os._exit(nurse(theirs))
     theirs.close()
     given = loads(sys.stdin.buffer.read())
-    channel, nursery = os.dup(1), Nursery(ours, pid, progress=os.dup(2), nonce=given["nonce"])
+    channel, progress = Channel(os.dup(1)), os.dup(2)
+    nursery = Nursery(ours, pid, progress=progress, nonce=given["nonce"])
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     try:
         record = {"nonce": given["nonce"], **_carry_out(given, Order(given, nursery))}
     except NurseryEnded:
         os._exit(3)
-    with open(channel, "w", encoding="utf-8") as report:
-        report.write(dumps(record) + "\n")
+    channel.write(dumps(record) + "\n")
     os._exit(0)

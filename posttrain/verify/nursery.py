@@ -127,6 +127,35 @@ class NurseryEnded(BaseException):
     """A candidate ended or stopped the process that starts candidates."""
 
 
+class Channel:
+    """A descriptor to write to, which lies in a socket between its uses: a link that a candidate
+    left leads whoever follows it to any descriptor of its own, but to none that is under way.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._inward, self._outward = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_DGRAM)
+        self._put(descriptor)
+
+    def _put(self, descriptor: int) -> None:
+        self._inward.sendmsg([b"."], [_rights(descriptor)])
+        os.close(descriptor)
+
+    def write(self, text: str) -> None:
+        """Write all of it."""
+        _, ((_, _, packed),), _, _ = self._outward.recvmsg(1, _socket.CMSG_SPACE(4))
+        descriptor = int.from_bytes(packed[:4], sys.byteorder)
+        data = text.encode()
+        while data:
+            data = data[os.write(descriptor, data) :]
+        self._put(descriptor)
+
+
+def _rights(*descriptors: int) -> tuple[int, int, bytes]:
+    """What a message carries to hand them on."""
+    packed = b"".join(number.to_bytes(4, sys.byteorder) for number in descriptors)
+    return _socket.SOL_SOCKET, _socket.SCM_RIGHTS, packed
+
+
 class Nursery:
     """The asking side of the process that forks candidates, one at a time."""
 
@@ -135,22 +164,20 @@ class Nursery:
     ) -> None:
         self._control = control
         self.pid = pid
-        self._progress = progress
+        self._progress = Channel(progress)
         self.told = f"{nonce} "
         self.tell(self.told)
 
     def tell(self, sign: str) -> None:
         """Say that a candidate has its say (`+`), or that none has (`-`)."""
-        os.write(self._progress, sign.encode())
+        self._progress.write(sign)
         self.told = sign
 
     def start(self, head: Mapping[str, Any], fds: tuple[int, ...]) -> int:
         """The new candidate's process number."""
-        rights = b"".join(number.to_bytes(4, sys.byteorder) for number in fds)
-        packed = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)]
         try:
             self._control.settimeout(_END_S)
-            self._control.sendmsg([dumps(head).encode()], packed)
+            self._control.sendmsg([dumps(head).encode()], [_rights(*fds)])
         except OSError as error:
             if error.errno == errno.ETOOMANYREFS:
                 self.tell("-")
