@@ -7,12 +7,12 @@ makes itself unreadable to other processes and forks the nursery, from which can
 The one thing that must stay true: what the attempt left runs only in processes that can neither
 read the order nor write the record.
 
-Standard error has the nonce, and then `+` whenever a candidate is about to have its say, `-` when all
-is as it was before that: what it left is removed, nothing of this process or the nursery is changed.
-So a harness that ends on `+` was ended by what it ran. Each run begins in a new folder, also its
-home, that holds the check's files and nothing else. Elsewhere (/tmp) a run finds what earlier ones
-left, unless the order `sweeps`: the place to hand a compiled program on, and no place for anything a
-verdict rests on.
+Standard error has the nonce, and then `+` whenever a candidate is about to have its say, `-` when
+all is as it was before that: what it left is removed, nothing of this process or the nursery is
+changed. So a harness that ends on `+` was ended by what it ran. Each run begins in a new folder,
+also its home, that holds the check's files and nothing else. Elsewhere (/tmp) a run finds what
+earlier ones left, unless the order `sweeps`: the place to hand a compiled program on, and no place
+for anything a verdict rests on.
 
 A checker is Python source that defines `check(order)`; `order` is an `Order`. It returns a number
 in [0, 1], a bool, or a mapping with `value` and, for suites, `expected`, `ran`, `passed`, and
@@ -282,7 +282,7 @@ def _checked(given: Mapping[str, Any], order: Order) -> dict[str, Any]:
 
 
 def _carry_out(given: Mapping[str, Any], order: Order) -> dict[str, Any]:
-    """The record of one order; an exception of the checker is its own failure, but where a candidate
+    """The record of one order; an exception of the checker is its own failure, unless a candidate
     has its say.
     """
     act: Callable[..., dict[str, Any]] = _command if "command" in given else _checked

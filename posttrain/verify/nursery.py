@@ -159,9 +159,7 @@ def _rights(*descriptors: int) -> tuple[int, int, bytes]:
 class Nursery:
     """The asking side of the process that forks candidates, one at a time."""
 
-    def __init__(
-        self, control: _socket.socket, pid: int, *, progress: int, nonce: str
-    ) -> None:
+    def __init__(self, control: _socket.socket, pid: int, *, progress: int, nonce: str) -> None:
         self._control = control
         self.pid = pid
         self._progress = Channel(progress)

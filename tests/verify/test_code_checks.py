@@ -127,7 +127,9 @@ def test_a_checker_accepts_one_of_many_right_outputs(find):
 def test_a_checker_that_hangs_at_an_output_refuses_it(find, monkeypatch):
     monkeypatch.setattr(code, "MAX_WALL_S", 0.4)
     monkeypatch.setattr(execution, "_ALLOWANCE_S", 0.1)
-    checker = "def accepts(given, found, expected):\n    return sum(1 for _ in range(int(found))) == 8"
+    checker = (
+        "def accepts(given, found, expected):\n    return sum(1 for _ in range(int(found))) == 8"
+    )
     one = check("stdio", cases=[["", "8"]], checker=checker)
     assert find(stdio, one, block("print(8)")).value == 1.0
     assert find(stdio, one, block("print(10**12)")).value == 0.0

@@ -56,7 +56,8 @@ NUMBER = Check(kind="stdio", params={**PAIR.params, "checker":
     "def accepts(given, found, expected):\n    return int(found) == int(expected)\n"})  # fmt: skip
 AGAINST = Check(kind="differential", params={
     "reference": RIGHT.code, "count": 8, "timeout_s": 0.2,
-    "generator": "def generate(rng): return f'{rng.randint(1, 9)} {rng.randint(1, 9)}'"})  # fmt: skip
+    "generator": "def generate(rng):\n    return f'{rng.randint(1, 9)} {rng.randint(1, 9)}'",
+})  # fmt: skip
 OTHERS = (
     "import os, resource, signal\nothers = [int(name) for name in os.listdir('/proc')\n"
     "          if name.isdigit() and int(name) not in (1, os.getpid())]\n"

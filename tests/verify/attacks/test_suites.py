@@ -103,8 +103,8 @@ FAMILY = [
                 "(lambda: None).__code__\n"
                 "    return 0\n"),
     attack(4, "end the loop of the test", held="no StopIteration crosses the process border",
-           checks=(Check(kind="suite", params={"suite": MAPPED}),), naive=in_process(test_it=MAPPED),
-           code="def total(xs): raise StopIteration\n"),
+           checks=(Check(kind="suite", params={"suite": MAPPED}),),
+           naive=in_process(test_it=MAPPED), code="def total(xs): raise StopIteration\n"),
     attack(5, "a hook that rewrites outcomes", held="no file beside the candidate is loaded",
            checks=(SUITE,), naive=Naive(command=("python3", "hooked.py"),
                                         files={"hooked.py": HOOKED, "test_it.py": TESTS}),
