@@ -24,6 +24,7 @@ from typing import Any
 from posttrain.core.containment import ExecResult
 from posttrain.core.errors import UsageError, VerifierError
 from posttrain.core.task import Check, Environment, Isolation, Json
+from posttrain.sandbox.spec import Guards
 from posttrain.verify import folders, harness, nursery
 from posttrain.verify.harness import ARTEFACTS
 from posttrain.verify.kinds import Subject, Tools, allowed, seconds_of
@@ -109,6 +110,11 @@ async def _exec(
     assert tools.sandboxes is not None
     left, task = subject.sealed, subject.task
     mount = left.mount if left is not None else None
+    if mount is not None and task.environment and Guards.of(task.environment).hidden:
+        raise UsageError(
+            "a tree is declared, in which a candidate would see what the task hides.",
+            "declare the files that are looked at, and hand a check what it needs as parameters.",
+        )
     order = {
         "nonce": nonce,
         "artefacts": ARTEFACTS,

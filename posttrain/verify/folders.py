@@ -125,5 +125,8 @@ def restore(before: Mapping[str, tuple[int, list[str]]]) -> None:
 
 
 def _mode(place: str) -> tuple[int, list[str]]:
-    """Mode and names of attributes; access lists are among those."""
-    return stat.S_IMODE(os.stat(place).st_mode), os.listxattr(place)
+    """Mode, and names of attributes where there can be any; access lists are among those."""
+    names: list[str] = []
+    with Suppressed(OSError):
+        names = os.listxattr(place)
+    return stat.S_IMODE(os.stat(place).st_mode), names

@@ -49,6 +49,7 @@ from posttrain.verify.nursery import (
     Channel,
     Nursery,
     NurseryEnded,
+    Suppressed,
     dumps,
     hide,
     loads,
@@ -175,12 +176,16 @@ class Order:
         self._nursery.tell("-")
 
     def _found_bounds(self) -> list[Any]:
-        """What any process of the same user can change of this one and the nursery."""
-        return [
-            [os.sched_getscheduler(pid), os.getpriority(os.PRIO_PROCESS, pid),
-             *(resource.prlimit(pid, number) for number in range(_LIMITS))]
-            for pid in (os.getpid(), self._nursery.pid)
-        ]  # fmt: skip
+        """What any process of the same user can change of this one and the nursery; none where the
+        kernel does not say.
+        """
+        with Suppressed(OSError):
+            return [
+                [os.sched_getscheduler(pid), os.getpriority(os.PRIO_PROCESS, pid),
+                 *(resource.prlimit(pid, number) for number in range(_LIMITS))]
+                for pid in (os.getpid(), self._nursery.pid)
+            ]  # fmt: skip
+        return []
 
     def lay(self, folder: Folder) -> None:
         """The check's files in a new folder, and the copies of what was left in theirs."""

@@ -116,9 +116,11 @@ def hide() -> None:
 
 
 def remove_shared() -> None:
-    """Remove System V segments, queues and semaphores, which outlive their processes."""
+    """Remove System V segments, queues and semaphores, which outlive their processes, where the
+    kernel has such.
+    """
     for kind, (call, *more) in _CONTROLS.items():
-        with open(f"/proc/sysvipc/{kind}", encoding="utf-8") as listed:
+        with Suppressed(FileNotFoundError), open(f"/proc/sysvipc/{kind}", "rb") as listed:
             for line in listed.readlines()[1:]:
                 _ctypes.call_function(call, (int(line.split()[1]), *more))
 

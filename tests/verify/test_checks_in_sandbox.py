@@ -2,12 +2,13 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
 from posttrain.core.clock import RealClock
 from posttrain.core.errors import IsolationError
-from posttrain.core.task import Check, Environment
+from posttrain.core.task import Artefact, ArtefactKind, Check, Environment
 from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
 from posttrain.verify.kinds import Tools
 from posttrain.verify.stack import Stack
@@ -16,7 +17,7 @@ from tests.verify.conftest import InlineWorkers
 ENVIRONMENT = Environment(files={"a.txt": "one\n", "d/b.txt": "two\n"})
 
 
-def judge(make_attempt, *checks, commands=(), reply="done"):
+def judge(make_attempt, *checks, commands=(), reply="done", environment=ENVIRONMENT, **more):
     """The verdict over what the commands left in a real sandbox."""
 
     async def body():
@@ -26,13 +27,13 @@ def judge(make_attempt, *checks, commands=(), reply="done"):
             except IsolationError as error:
                 pytest.skip(str(error))
             stack = Stack(Tools(clock=RealClock(), workers=InlineWorkers(), sandboxes=sandboxes))
-            async with sandboxes.lease(ENVIRONMENT) as sandbox:
+            async with sandboxes.lease(environment) as sandbox:
                 for command in commands:
                     result = await sandbox.exec(["sh", "-c", command])
                     assert result.exit_code == 0, result
                 sealed = await sandbox.seal()
             try:
-                attempt = make_attempt(reply, checks=checks, environment=ENVIRONMENT)
+                attempt = make_attempt(reply, checks=checks, environment=environment, **more)
                 return await stack.verify(attempt, sealed)
             finally:
                 await sealed.close()
@@ -321,3 +322,16 @@ def test_a_thousand_inputs_are_told_whole(make_attempt):
     check = Check(kind="differential", params=params)
     verdict = judge(make_attempt, check, reply="```python\ndef f(x): return x\n```")
     assert verdict.reward == 1.0, verdict.components
+
+
+def test_no_candidate_sees_what_the_task_hides(make_attempt):
+    """It lay in the tree, which a candidate finds at /artefacts."""
+    code = "print(open('/artefacts/d/b.txt').read())"
+    hiding = replace(ENVIRONMENT, hidden=("d",))
+    check = Check(kind="stdio", params={"cases": [["", "two"]], "path": "s.py"})
+    told = {"commands": [f'echo "{code}" > s.py'],
+            "artefacts": (Artefact(name="all", kind=ArtefactKind.TREE, path="."),)}  # fmt: skip
+    assert judge(make_attempt, check, **told).reward == 1.0
+    verdict = judge(make_attempt, check, environment=hiding, **told)
+    assert verdict.reward is None
+    assert "what the task hides" in verdict.errors[0]
