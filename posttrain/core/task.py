@@ -324,6 +324,8 @@ class Environment:
     memory_bytes: int = 512 << 20
     disk_bytes: int = 64 << 20
     max_processes: int = 64
+    max_open_files: int = 1024
+    """Of a process."""
     cores: float = 1.0
     """Processor time of all its processes together, in seconds a second. Where the machine cannot
     limit that, `posttrain doctor` says so.

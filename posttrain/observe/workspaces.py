@@ -12,7 +12,7 @@ import functools
 import io
 import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 from posttrain.core.containment import Sandboxes, Sealed
@@ -115,15 +115,16 @@ async def restored(
         environment, files={}, setup=(), read_only=(), hidden=(), network=Network(),
         exec_timeout_s=60.0,
     )  # fmt: skip
-    async with sandboxes.lease(bare) as sandbox:
-        unpacked = await sandbox.exec(("python3", "-I", "-S", "-B", "-c", _UNPACK), stdin=archive)
-        if unpacked.exit_code != 0:
-            raise SandboxError(f"a kept workspace could not be unpacked: {unpacked.stderr[-300:]}")
-        sealed = await sandbox.seal()
-    try:
+    command = ("python3", "-I", "-S", "-B", "-c", _UNPACK)
+    async with AsyncExitStack() as stack:
+        async with sandboxes.lease(bare) as sandbox:
+            unpacked = await sandbox.exec(command, stdin=archive)
+            if unpacked.exit_code != 0:
+                why = unpacked.stderr[-300:]
+                raise SandboxError(f"a kept workspace could not be unpacked: {why}")
+            sealed = await sandbox.seal()
+            stack.push_async_callback(sealed.close)  # before the lease ends, which takes time
         yield sealed
-    finally:
-        await sealed.close()
 
 
 def keeping(

@@ -126,7 +126,7 @@ class Cell:
         container = Container(
             name=name, user=WAITER_ID, mounts=mounts, memory_bytes=environment.memory_bytes,
             processes=environment.max_processes, cores=environment.cores, argv=_WAITER,
-            folder=spec.WORKSPACE,
+            folder=spec.WORKSPACE, open_files=environment.max_open_files,
         )  # fmt: skip
         cell = Cell(line, Client(line, container))
         try:

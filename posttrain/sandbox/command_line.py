@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 from posttrain.core.errors import IsolationError
 from posttrain.sandbox import rootfs, seccomp, spec, vault
-from posttrain.sandbox.spec import MAX_OPEN_FILES
 
 
 class Choice(NamedTuple):
@@ -83,6 +82,7 @@ class Container:
     processes: int
     cores: float
     argv: tuple[str, ...]
+    open_files: int = 1024
     capabilities: tuple[str, ...] = ()
     folder: str = "/"
 
@@ -148,7 +148,7 @@ class CommandLine:
             "--security-opt=no-new-privileges", "--log-driver=none", f"--memory={limit}",
             f"--memory-swap={limit}", f"--cpus={possible(container.cores)}",
             f"--pids-limit={container.processes + spare}",
-            f"--ulimit=nofile={MAX_OPEN_FILES}:{MAX_OPEN_FILES}", "--ulimit=core=0:0",
+            f"--ulimit=nofile={container.open_files}:{container.open_files}", "--ulimit=core=0:0",
             f"--ulimit=nproc={_MOST_PROCESSES}:{_MOST_PROCESSES}",
             f"--user={container.user}:{container.user}", f"--workdir={container.folder}",
         ]  # fmt: skip

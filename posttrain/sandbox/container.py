@@ -351,8 +351,8 @@ class ContainerSandbox(Leased):
         self._ensure_open()
         sealed = SealedStore(self.name, self._store, self._leases)
         async with self._still():
+            await self._leave_beside()  # first, since whoever is cancelled in it has no seal yet
             await sealed.seal()
-        await self._leave_beside()
         return sealed
 
     async def snapshot(self) -> SealedStore:

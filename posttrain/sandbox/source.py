@@ -143,13 +143,17 @@ class Source(ABC):
 
     async def _prepare(self, environment: Environment) -> Sealed:
         """What the environment's files and set-up make."""
-        sandbox = await self._make(environment, guarded=False)
-        try:
-            await sandbox.lay(strict=True)
-            await _set_up(sandbox, environment)
-            return await sandbox.seal()
-        finally:
-            await sandbox.close()
+        async with contextlib.AsyncExitStack() as stack:
+            sandbox = await self._make(environment, guarded=False)
+            try:
+                await sandbox.lay(strict=True)
+                await _set_up(sandbox, environment)
+                sealed = await sandbox.seal()
+                stack.push_async_callback(sealed.close)
+            finally:
+                await sandbox.close()
+            stack.pop_all()
+        return sealed
 
     def stats(self) -> LeaseStats:
         """Numbers of leases."""

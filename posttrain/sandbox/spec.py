@@ -46,8 +46,6 @@ COUNTERS: Mapping[str, int] = {
 sandboxes: pseudo-terminals, and files of `/proc/sys/user` (namespaces(7)).
 """
 
-
-MAX_OPEN_FILES = 1024
 MAX_CPU_S = 3_600
 """Of a process. No command's time limit: what a command leaves behind lives on, and threads use
 several seconds of processors in one. The time of a whole tree is bounded by its group.
@@ -71,7 +69,7 @@ def process_limits(environment: Environment) -> dict[str, int]:
         "RLIMIT_FSIZE": environment.disk_bytes,
         "RLIMIT_MEMLOCK": 64 << 10,
         "RLIMIT_MSGQUEUE": 0,
-        "RLIMIT_NOFILE": MAX_OPEN_FILES,
+        "RLIMIT_NOFILE": environment.max_open_files,
         "RLIMIT_NPROC": environment.max_processes + 2,
         "RLIMIT_SIGPENDING": MAX_QUEUED_SIGNALS,
     }

@@ -305,10 +305,12 @@ def _start(text: int, standard: Sequence[int], least_bytes: int) -> tuple[int | 
 
 def _bound(limits: Mapping[str, int], least_bytes: int) -> None:
     """Limit this process and with it its children, once and for all: a sandbox's commands have all
-    the same limits.
+    the same limits. Of open files the machine may grant less.
     """
     for name, value in limits.items():
         value = max(value, least_bytes) if name == "RLIMIT_AS" else value
+        if name == "RLIMIT_NOFILE":
+            value = min(value, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         resource.setrlimit(getattr(resource, name), (value, value))
 
 

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 
+from posttrain.verify.comparison import near
 from posttrain.verify.nursery import Suppressed, dumps, loads
 
 TYPE_CHECKING = False
@@ -106,8 +107,7 @@ def same(expected: Any, found: Any, tolerance: float = 0.0) -> bool:
         return False
     if isinstance(expected, float):
         nan = expected != expected and found != found
-        near = abs(expected - found) <= tolerance * max(1.0, abs(expected))
-        return bool(nan or expected == found or near)
+        return nan or near(expected, found, tolerance * max(1.0, abs(expected)))
     if isinstance(expected, (list, tuple)):
         pairs = zip(expected, found)  # noqa: B905 - lengths are compared first
         return len(expected) == len(found) and all(same(a, b, tolerance) for a, b in pairs)

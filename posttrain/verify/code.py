@@ -32,7 +32,7 @@ CASE_CPU_S = 2.0
 MAX_COUNT = 1_000
 _WALL_FACTOR = 4
 _OF_ALL = ("path", "timeout_s", "memory_bytes", "pays")
-_BLOCK = re.compile(r"^```(?:python3?|py)[ \t]*\n(.*?)^```[ \t]*$", re.M | re.S | re.I)
+_OPENING = re.compile(r"```(?:python3?|py)[ \t]*", re.I)
 _PYTEST = {"raises", "approx", "fail", "mark", "parametrize"}
 
 
@@ -114,7 +114,7 @@ async def differential(check: Check, subject: Subject, tools: Tools) -> Finding:
     return await _judged(check, subject, tools, more, differences, count)
 
 
-_MODULES = (calls, comparison, streams, suites, differences)
+_MODULES = (comparison, calls, streams, suites, differences)
 """All that any of these checks needs: so one stock of sandboxes with a harness started ahead serves
 every one of them.
 """
@@ -190,8 +190,21 @@ def code_of(reply: str) -> str | None:
     >>> code_of("So:\n```python\nx = 1\n```\nDone."), code_of("x = 1")
     ('x = 1\n', None)
     """
-    blocks = {block.strip("\n"): block for block in _BLOCK.findall(reply)}
+    blocks = {block.strip("\n"): block for block in _blocks(reply)}
     return blocks.popitem()[1] if len(blocks) == 1 else None
+
+
+def _blocks(reply: str) -> Iterator[str]:
+    """Line by line, for a pattern would look from each opening to the end for what closes it."""
+    inside: list[str] | None = None
+    for line in reply.split("\n"):
+        if inside is None:
+            inside = [] if _OPENING.fullmatch(line) else None
+        elif line.rstrip(" \t") != "```":
+            inside.append(f"{line}\n")
+        else:
+            yield "".join(inside)
+            inside = None
 
 
 # --- the suite ------------------------------------------------------------------------------------

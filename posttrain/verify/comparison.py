@@ -6,6 +6,8 @@ text, or holds something beyond what is compared, equals nothing.
 
 from __future__ import annotations
 
+import math
+
 WAYS = ("exact", "lines", "tokens", "numbers")
 """`exact`: every character; `lines`: but for white space at the ends of lines and of the text;
 `tokens`: but for white space; `numbers`: tokens, those that are numbers within a tolerance.
@@ -53,4 +55,15 @@ def _near(expected: str, found: str, absolute: float, relative: float) -> bool:
         wanted, given = float(expected), float(found)
     except ValueError:
         return False
-    return abs(wanted - given) <= max(absolute, relative * abs(wanted))
+    return near(wanted, given, max(absolute, relative * abs(wanted)))
+
+
+def near(expected: float, found: float, bound: float) -> bool:
+    """Whether two numbers are equal, or both finite and at most so far apart.
+
+    >>> near(1.0, 1.5, 0.5), near(float("inf"), 7.0, float("inf")), near(0.0, float("nan"), 1.0)
+    (True, False, False)
+    """
+    return expected == found or (
+        math.isfinite(expected) and math.isfinite(found) and abs(expected - found) <= bound
+    )

@@ -1,8 +1,9 @@
 """A candidate against a reference, over inputs that are generated as it is judged.
 
-A checker that runs in a fresh sandbox; standard library only. Generator and reference run here,
-the candidate in a process of its own for each input, which it is sent a copy of. The one thing that
-must stay true: what is compared is what the reference made of its own copy, strict about types.
+A checker that runs in a fresh sandbox; standard library only. Generator and reference run before
+any candidate does, so that none can hinder them; the candidate in a process of its own for each
+input, which it is sent a copy of. The one thing that must stay true: what is compared is what the
+reference made of its own copy, strict about types.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 
 from posttrain.verify.calls import Candidate, CandidateEnded, CandidateError, decode, encode, same
 from posttrain.verify.comparison import alike, printed
+from posttrain.verify.nursery import Suppressed
 from posttrain.verify.streams import play
 
 TYPE_CHECKING = False
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from posttrain.verify.harness import Order
+
+    _Expect = Callable[[Any], Any]
+    """What the reference makes of an input; an exception that it raises is given."""
+    _Differ = Callable[[Any, Any], str]
+    """Why the candidate fails on an input, beside what is expected; '' where it does not."""
 
 MAX_TIME_OUTS = 3
 """After so many the other inputs fail unseen."""
@@ -39,22 +46,23 @@ def check(order: Order) -> dict[str, Any]:
     params = order.params
     generate = _function(params["generator"], "generate")
     inputs = [generate(random.Random(f"{params['seed']} {n}")) for n in range(params["count"])]
-    judge = _by_streams(order)
     if params["calls"]:
-        inputs, judge = [tuple(given) for given in inputs], _by_calls(order)
+        inputs = [tuple(given) for given in inputs]
+    expect, differ = (_by_calls if params["calls"] else _by_streams)(order)
+    pairs = [(given, expect(given)) for given in inputs]
     failing, why, late = [], "", 0
-    for given in inputs:
+    for given, expected in pairs:
         if late == MAX_TIME_OUTS:
             failing.append(given)
             continue
-        if trouble := judge(given, True):
+        if trouble := differ(given, expected):
             why = why or trouble
             failing.append(given)
             late += trouble == "timed out"
     evidence = {"seed": params["seed"], "timed_out": late}
     if failing:
-        smallest = failing[0] if late else _shrunk(failing[0], judge)
-        evidence |= {"input": repr(smallest)[:1000], "why": judge(smallest, True) or why}
+        smallest, why = (failing[0], why) if late else _shrunk(failing[0], why, expect, differ)
+        evidence |= {"input": repr(smallest)[:1000], "why": why}
     share = 1.0 - len(failing) / len(inputs)
     return {
         "value": share if params["pays"] == "share" else float(not failing),
@@ -71,10 +79,7 @@ def _function(source: str, name: str) -> Callable[..., Any]:
     return found
 
 
-def _by_calls(order: Order) -> Callable[[Any, bool], str]:
-    """A judge: why the candidate fails on an input, '' where it does not. An input that was not
-    generated, but made by shrinking, passes where the reference does not take it.
-    """
+def _by_calls(order: Order) -> tuple[_Expect, _Differ]:
     params = order.params
     setup = {key: params[key] for key in ("path", "module", "adapter")}
     setup["source"] = params["program"]
@@ -83,21 +88,22 @@ def _by_calls(order: Order) -> Callable[[Any, bool], str]:
     exec(compile(params["reference"], "reference", "exec"), reference.__dict__)
     if params["adapter"]:
         name, adapter = ADAPTER, _function(params["adapter"], ADAPTER)
-        expect: Callable[..., Any] = lambda *args: adapter(reference, *args)  # noqa: E731
+        called: Callable[..., Any] = lambda *args: adapter(reference, *args)  # noqa: E731
     else:
-        expect = getattr(reference, name)
+        called = getattr(reference, name)
 
-    def judge(given: Any, generated: bool) -> str:
+    def expect(given: Any) -> Any:
         try:
-            expected: Any = decode(encode(expect(*decode(encode(given)))))
+            return decode(encode(called(*decode(encode(given)))))
         except Exception as error:
-            if not generated:
-                return ""
             if type(error).__module__ != "builtins":
                 raise ReferenceFault(
                     f"on {given!r:.200}: {type(error).__name__}: {error}"
                 ) from None
-            expected = error
+            return error
+
+    def differ(given: Any, expected: Any) -> str:
+        found: Any
         with Candidate(order, setup, params["timeout_s"]) as candidate:
             try:
                 candidate.open()
@@ -108,7 +114,7 @@ def _by_calls(order: Order) -> Callable[[Any, bool], str]:
                 found = error
         return _difference(expected, found, params["tolerance"])
 
-    return judge
+    return expect, differ
 
 
 def _difference(expected: Any, found: Any, tolerance: float) -> str:
@@ -119,19 +125,19 @@ def _difference(expected: Any, found: Any, tolerance: float) -> str:
     return "" if alike else f"wanted {expected!r:.300}, got {found!r:.300}"
 
 
-def _by_streams(order: Order) -> Callable[[Any, bool], str]:
+def _by_streams(order: Order) -> tuple[_Expect, _Differ]:
     params = order.params
 
-    def judge(given: Any, generated: bool) -> str:
+    def expect(given: Any) -> str:
         ran = order.run(
             ["reference"], source=params["reference"], stdin=given.encode(),
             timeout_s=params["timeout_s"], memory_bytes=params["memory_bytes"],
         )  # fmt: skip
         if ran.exit_code != 0 or ran.timed_out:
-            if generated:
-                raise ReferenceFault(f"the reference ended with {ran.exit_code} on {given!r:.200}")
-            return ""
-        expected = ran.stdout.decode()
+            raise ReferenceFault(f"the reference ended with {ran.exit_code} on {given!r:.200}")
+        return ran.stdout.decode()
+
+    def differ(given: Any, expected: str) -> str:
         ran = play(order, given)
         if ran.timed_out:
             return "timed out"
@@ -142,22 +148,26 @@ def _by_streams(order: Order) -> Callable[[Any, bool], str]:
             return ""
         return f"wanted {expected!r:.300}, got {found!r:.300} and exit code {ran.exit_code}"
 
-    return judge
+    return expect, differ
 
 
-def _shrunk(given: Any, judge: Callable[[Any, bool], str]) -> Any:
-    """A smaller input on which the candidate fails too."""
+def _shrunk(given: Any, why: str, expect: _Expect, differ: _Differ) -> tuple[Any, str]:
+    """A smaller input on which the candidate fails too, and how. Those that the reference does not
+    take are left out.
+    """
     spent, better = 0, True
     while better:
         better = False
         for smaller in _smaller(given):
             spent += 1
             if spent > MAX_SHRINKS:
-                return given
-            if judge(smaller, False):
-                given, better = smaller, True
-                break
-    return given
+                return given, why
+            with Suppressed(Exception):
+                expected = expect(smaller)
+                if not isinstance(expected, Exception) and (trouble := differ(smaller, expected)):
+                    given, why, better = smaller, trouble, True
+                    break
+    return given, why
 
 
 def _smaller(value: Any) -> Iterator[Any]:

@@ -24,7 +24,8 @@ from typing import Any
 from posttrain.core.containment import ExecResult
 from posttrain.core.errors import UsageError, VerifierError
 from posttrain.core.task import Check, Environment, Isolation, Json
-from posttrain.verify import harness, nursery
+from posttrain.sandbox.spec import Guards
+from posttrain.verify import folders, harness, nursery
 from posttrain.verify.harness import ARTEFACTS
 from posttrain.verify.kinds import Subject, Tools, allowed, seconds_of
 from posttrain.verify.layers import Finding
@@ -35,6 +36,10 @@ INTERPRETER = ("python3", "-I", "-S", "-B")
 JUDGING = (*INTERPRETER, HARNESS)
 """The command of every such sandbox; it is started ahead and waits for its order."""
 MAX_RECORD_BYTES = 65_536
+MAX_OPEN_FILES = 4 * Environment().max_open_files
+"""The kernel lets a process hand descriptors on as long as not more than this are under way for its
+user, who is the same in all sandboxes: what others there have under way must not end a harness.
+"""
 _ALLOWANCE_S = 5.0
 """Wall time beyond the checker's own limit before the call is given up."""
 
@@ -96,7 +101,7 @@ async def carry_out(work: Work, subject: Subject, tools: Tools) -> Mapping[str, 
 def _ended_by_candidate(result: ExecResult, nonce: str) -> bool:
     """Whether the harness came to its end, or to its time limit, while a candidate ran."""
     failed = result.timed_out or result.exit_code != 0
-    return failed and result.stderr.rstrip().endswith(f"{nonce} +")
+    return failed and nonce in result.stderr and result.stderr.endswith("+")
 
 
 async def _exec(
@@ -105,6 +110,11 @@ async def _exec(
     assert tools.sandboxes is not None
     left, task = subject.sealed, subject.task
     mount = left.mount if left is not None else None
+    if mount is not None and task.environment and Guards.of(task.environment).hidden:
+        raise UsageError(
+            "a tree is declared, in which a candidate would see what the task hides.",
+            "declare the files that are looked at, and hand a check what it needs as parameters.",
+        )
     order = {
         "nonce": nonce,
         "artefacts": ARTEFACTS,
@@ -117,9 +127,10 @@ async def _exec(
         del order["copies"]
     environment = Environment(
         isolation=task.environment.isolation if task.environment else Isolation.NAMESPACE,
-        files=bundle(nursery, harness, *work.modules),
+        files=bundle(nursery, folders, harness, *work.modules),
         memory_bytes=work.memory_bytes,
         max_output_bytes=MAX_RECORD_BYTES,
+        max_open_files=MAX_OPEN_FILES,
     )
     async with tools.sandboxes.lease(environment, beside=mount, ahead=JUDGING) as sandbox:
         return await sandbox.exec(JUDGING, timeout_s=limit_s, stdin=json.dumps(order).encode())

@@ -8,11 +8,11 @@ where that fails, the check has failed, and nobody is paid 0 for it.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Protocol
 
 from posttrain.core.errors import UsageError, VerifierError
@@ -126,19 +126,19 @@ async def _reached(path: str, actions: Sequence[str], subject: Subject, tools: T
     environment = subject.task.environment
     if tools.sandboxes is None or environment is None:
         raise VerifierError("reference actions want an environment of the task, and sandboxes.")
-    async with tools.sandboxes.lease(environment) as sandbox:
-        for action in actions:
-            ended = await sandbox.exec(["bash", "-c", action], timeout_s=environment.exec_timeout_s)
-            if ended.exit_code != 0:
-                raise VerifierError(
-                    f"reference action {action!r:.200} ended with {ended.cause} "
-                    f"({ended.exit_code}): {ended.stderr[-300:]}"
-                )
-        sealed = await sandbox.seal()
-    try:
+    async with AsyncExitStack() as stack:
+        async with tools.sandboxes.lease(environment) as sandbox:
+            for action in actions:
+                command = ("bash", "-c", action)
+                ended = await sandbox.exec(command, timeout_s=environment.exec_timeout_s)
+                if ended.exit_code != 0:
+                    raise VerifierError(
+                        f"reference action {action!r:.200} ended with {ended.cause} "
+                        f"({ended.exit_code}): {ended.stderr[-300:]}"
+                    )
+            sealed = await sandbox.seal()
+            stack.push_async_callback(sealed.close)  # before the lease ends, which takes time
         state = await _state(sealed, path)
-    finally:
-        await asyncio.shield(sealed.close())
     if state is None:
         raise VerifierError(f"the reference actions leave no regular file {path!r}.")
     return state

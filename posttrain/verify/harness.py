@@ -7,11 +7,12 @@ makes itself unreadable to other processes and forks the nursery, from which can
 The one thing that must stay true: what the attempt left runs only in processes that can neither
 read the order nor write the record.
 
-While a candidate runs, the last line on standard error is the nonce and `+`, afterwards the nonce
-and `-`: a harness that ends on `+` was ended by what it ran. Each run begins in a new folder, also
-its home, that holds the check's files and nothing else. Elsewhere (/tmp) a run finds what earlier
-ones left, unless the order `sweeps`: the place to hand a compiled program on, and no place for
-anything a verdict rests on.
+Standard error has the nonce, and then `+` whenever a candidate is about to have its say, `-` when
+all is as it was before that: what it left is removed, nothing of this process or the nursery is
+changed. So a harness that ends on `+` was ended by what it ran. Each run begins in a new folder,
+also its home, that holds the check's files and nothing else. Elsewhere (/tmp) a run finds what
+earlier ones left, unless the order `sweeps`: the place to hand a compiled program on, and no place
+for anything a verdict rests on.
 
 A checker is Python source that defines `check(order)`; `order` is an `Order`. It returns a number
 in [0, 1], a bool, or a mapping with `value` and, for suites, `expected`, `ran`, `passed`, and
@@ -27,12 +28,25 @@ import _signal  # type: ignore[import-not-found]
 import _socket
 import binascii
 import os
-import stat
+import resource
 import sys
 
+from posttrain.verify.folders import (
+    WRITABLE,
+    Copies,
+    Folder,
+    lay,
+    modes,
+    new_place,
+    remove,
+    restore,
+    swept,
+    unnamed,
+)
 from posttrain.verify.nursery import (
     MAX_OUTPUT_BYTES,
     NOT_EXECUTABLE,
+    Channel,
     Nursery,
     NurseryEnded,
     Suppressed,
@@ -40,66 +54,23 @@ from posttrain.verify.nursery import (
     hide,
     loads,
     nurse,
+    remove_shared,
 )
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, BinaryIO, NoReturn
+    from typing import Any, NoReturn
 
-MAX_FILE_BYTES = 8 << 20
-"""A larger file is read as none."""
 MAX_RECORD_CHARS = 60_000
 """Evidence that would make the record longer is left out of it."""
 ARTEFACTS = "/artefacts"
 """Where a sandbox shows what an attempt left, if it is mounted; a command may name it in any case.
 """
-WRITABLE = ("/workspace", "/tmp", "/dev/shm")
-"""All that a sandbox's processes can write to, where an order `sweeps`; this runs in the first."""
+_LIMITS = 16
+"""How many the kernel has of each process (RLIM_NLIMITS)."""
 _WALL_FACTOR = 4
 """Wall limit over CPU limit: a busy machine must not turn a right program into a wrong one."""
-
-
-class Folder(str):
-    """Path of a folder that an attempt or a candidate filled. Its methods never raise, block or
-    lead outside, whatever lies there; nothing may be writing to it.
-    """
-
-    def read_bytes(self, path: str) -> bytes | None:
-        """Bytes of a regular file, by its path in the folder. None: there is nothing, or a folder,
-        a pipe, a link (in any component), something unreadable, or more than 8 MiB.
-        """
-        with Suppressed(OSError, ValueError):
-            place, status = str(self), os.lstat(self)
-            for part in path.split("/"):
-                place = os.path.join(place, part)
-                status = os.lstat(place)
-                if part in ("", "..") or stat.S_ISLNK(status.st_mode):
-                    return None
-            if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_FILE_BYTES:
-                with open(place, "rb") as file:
-                    return file.read()
-        return None
-
-    def read_text(self, path: str) -> str | None:
-        """As `read_bytes`; None also where the bytes are no UTF-8."""
-        data = self.read_bytes(path)
-        try:
-            return None if data is None else data.decode()
-        except UnicodeDecodeError:
-            return None
-
-
-class Copies(Folder):
-    """Files that came with the order. They are read from it; their folder, laid anew for each run,
-    is for candidates.
-    """
-
-    contents: Mapping[str, bytes] = {}
-
-    def read_bytes(self, path: str) -> bytes | None:
-        """As a folder reads them."""
-        return self.contents.get(path)
 
 
 class Ran:
@@ -134,8 +105,10 @@ class Order:
         self._nursery = nursery
         self._last: list[Folder] = []
         self._sweeps = bool(given.get("sweeps")) and os.getcwd() == WRITABLE[0]
+        self._modes = modes()
+        self._bounds = self._found_bounds()
         if given.get("copies") is not None:
-            self.artefacts = Copies(_new_place())
+            self.artefacts = Copies(new_place())
             self.artefacts.contents = {
                 path: binascii.a2b_base64(data) for path, data in given["copies"].items()
             }
@@ -149,7 +122,7 @@ class Order:
 
         Its output is cut at 1 MiB. Every process it started is dead when this returns.
         """
-        with _unnamed() as given, _unnamed() as said:
+        with unnamed() as given, unnamed() as said:
             given.write(stdin)
             given.seek(0)
             fds = (given.fileno(), said.fileno())
@@ -169,30 +142,73 @@ class Order:
         memory_bytes: int = 0,
     ) -> Begun:
         """A candidate with these descriptors as its input and output; it runs in a `with` block."""
-        self._remove_last()
-        folder = Folder(_new_place())
-        self._last.append(folder)
+        folder = Folder(new_place())
         head = {
             "argv": list(argv), "folder": folder, "cpu_s": timeout_s, "memory": memory_bytes,
             "python": source is not None,
         }  # fmt: skip
         return Begun(self, self._nursery, head, fds, source or "")
 
-    def lay(self, folder: str) -> None:
-        """The check's files in a new folder, and the copies of what was left in theirs."""
-        _lay(folder, self.files)
-        if isinstance(self.artefacts, Copies):
-            _remove(self.artefacts)
-            _lay(self.artefacts, self.artefacts.contents)
+    def exposed(self) -> Exposed:
+        """A block in which what a candidate made is looked at: by what may hang or die of that."""
+        return Exposed(self)
 
-    def _remove_last(self) -> None:
+    @property
+    def is_exposed(self) -> bool:
+        """Whether a candidate has its say."""
+        return self._nursery.told == "+"
+
+    def expose(self) -> None:
+        """From now on what ends or hinders this process is the candidate's doing."""
+        self._nursery.tell("+")
+
+    def recover(self) -> None:
+        """Until now. Everything is as it was before.
+
+        Raises:
+            NurseryEnded: it cannot be made so.
+        """
+        restore(self._modes)
+        if self._sweeps:
+            remove_shared()
+        if (self._sweeps and not swept()) or self._found_bounds() != self._bounds:
+            raise NurseryEnded
+        self._nursery.tell("-")
+
+    def _found_bounds(self) -> list[Any]:
+        """What any process of the same user can change of this one and the nursery; none where the
+        kernel does not say.
+        """
+        with Suppressed(OSError):
+            return [
+                [os.sched_getscheduler(pid), os.getpriority(os.PRIO_PROCESS, pid),
+                 *(resource.prlimit(pid, number) for number in range(_LIMITS))]
+                for pid in (os.getpid(), self._nursery.pid)
+            ]  # fmt: skip
+        return []
+
+    def lay(self, folder: Folder) -> None:
+        """The check's files in a new folder, and the copies of what was left in theirs."""
         while self._last:
-            _remove(self._last.pop())
-        for place in WRITABLE if self._sweeps else ():
-            for name in os.listdir(place):
-                _remove(os.path.join(place, name))
-            if os.listdir(place):
-                raise NurseryEnded
+            remove(self._last.pop())
+        self._last.append(folder)
+        lay(folder, self.files)
+        if isinstance(self.artefacts, Copies):
+            remove(self.artefacts)
+            lay(self.artefacts, self.artefacts.contents)
+
+
+class Exposed:
+    """As `Order.exposed` says."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+
+    def __enter__(self) -> None:
+        self._order.expose()
+
+    def __exit__(self, *exception: object) -> None:
+        self._order.recover()
 
 
 class Begun:
@@ -212,16 +228,14 @@ class Begun:
         self._fds = fds
         self._source = source
         self._pid = 0
-        self._modes: dict[str, int] = {}
         self.ran: Ran | None = None
         """Once it has ended."""
 
     def __enter__(self) -> Begun:
-        self._modes = _modes()
-        self._nursery.tell("+")
+        self._order.expose()
         try:
             self._order.lay(self._head["folder"])
-            with _unnamed() as program:
+            with unnamed() as program:
                 program.write(self._source.encode("utf-8", "replace"))
                 program.seek(0)
                 self._pid = self._nursery.start(self._head, (*self._fds, program.fileno()))
@@ -232,10 +246,7 @@ class Begun:
     def __exit__(self, *exception: object) -> None:
         """Nothing is told where the nursery has ended, which is raised again then."""
         self.end(0.0)
-        for folder, mode in self._modes.items():
-            if stat.S_IMODE(os.stat(folder).st_mode) != mode:
-                os.chmod(folder, mode)
-        self._nursery.tell("-")
+        self._order.recover()
 
     def end(self, wall_s: float) -> Ran:
         """Wait for its end, at most so long; then it is killed, and all it started in any case."""
@@ -244,49 +255,6 @@ class Begun:
             timed_out = late or code == -_signal.SIGXCPU
             self.ran = Ran(code, b"", timed_out, self._head["folder"], cpu_s)
         return self.ran
-
-
-# --- folders ------------------------------------------------------------------------------------
-
-
-def _new_place() -> str:
-    return os.path.join(os.getcwd(), os.urandom(8).hex())
-
-
-def _lay(folder: str, files: Mapping[str, str] | Mapping[str, bytes]) -> None:
-    os.mkdir(folder)
-    for path, content in files.items():
-        place = os.path.join(folder, path)
-        os.makedirs(os.path.dirname(place), exist_ok=True)
-        with open(place, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-        os.chmod(place, 0o755)
-
-
-def _remove(path: str) -> None:
-    try:
-        if stat.S_ISDIR(os.lstat(path).st_mode):
-            os.rmdir(path)
-        else:
-            os.unlink(path)
-    except FileNotFoundError:
-        return
-    except OSError:
-        import shutil
-
-        with Suppressed(RecursionError):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _unnamed() -> BinaryIO:
-    """A file in memory: a candidate that fills the disk cannot be in its way."""
-    return open(os.memfd_create("ran"), "w+b")
-
-
-def _modes() -> dict[str, int]:
-    """Modes of the folders a checker works in, to give back what a candidate may have taken."""
-    places = (os.getcwd(), os.environ.get("TMPDIR", "/tmp"))
-    return {place: stat.S_IMODE(os.stat(place).st_mode) for place in places}
 
 
 # --- the order ----------------------------------------------------------------------------------
@@ -319,13 +287,17 @@ def _checked(given: Mapping[str, Any], order: Order) -> dict[str, Any]:
 
 
 def _carry_out(given: Mapping[str, Any], order: Order) -> dict[str, Any]:
-    """The record of one order; an exception of the checker is its own failure."""
+    """The record of one order; an exception of the checker is its own failure, unless a candidate
+    has its say.
+    """
     act: Callable[..., dict[str, Any]] = _command if "command" in given else _checked
     try:
         return act(given, order)
     except NurseryEnded:
         raise
     except BaseException as error:
+        if order.is_exposed:
+            raise NurseryEnded from error
         import traceback
 
         where = traceback.extract_tb(error.__traceback__)[-1].lineno
@@ -337,9 +309,10 @@ def main() -> NoReturn:
     What is left in memory is not cleared away: that would take longer than a candidate.
     """
     hide()
+    _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-    if os.fork() == 0:
+    if (pid := os.fork()) == 0:
         ours.close()
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
@@ -347,13 +320,13 @@ def main() -> NoReturn:
         os._exit(nurse(theirs))
     theirs.close()
     given = loads(sys.stdin.buffer.read())
-    channel, nursery = os.dup(1), Nursery(ours, progress=os.dup(2), nonce=given["nonce"])
+    channel, progress = Channel(os.dup(1)), os.dup(2)
+    nursery = Nursery(ours, pid, progress=progress, nonce=given["nonce"])
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     try:
         record = {"nonce": given["nonce"], **_carry_out(given, Order(given, nursery))}
     except NurseryEnded:
         os._exit(3)
-    with open(channel, "w", encoding="utf-8") as report:
-        report.write(dumps(record) + "\n")
+    channel.write(dumps(record) + "\n")
     os._exit(0)

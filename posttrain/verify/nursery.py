@@ -14,6 +14,7 @@ import _ctypes  # without the module ctypes, which costs as much as a candidate
 import _json
 import _signal  # type: ignore[import-not-found]  # as signal, without enumerations
 import _socket
+import errno
 import gc
 import os
 import resource
@@ -26,12 +27,22 @@ if TYPE_CHECKING:
 
 MAX_OUTPUT_BYTES = 1 << 20
 """Of each file a candidate writes, its output one of them."""
+MAX_OPEN_FILES = 1024
+"""Of a candidate, as in other sandboxes."""
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 _SET_DUMPABLE, _SET_CHILD_SUBREAPER = 4, 36
 _MAX_REQUEST_BYTES = 1 << 20
 _END_S = 20.0
 """How long a candidate that was killed may take to be gone."""
-_PRCTL = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]
+_C = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]
+_PRCTL = _ctypes.dlsym(_C, "prctl")
+_IPC_RMID = 0
+_CONTROLS = {
+    "shm": (_ctypes.dlsym(_C, "shmctl"), _IPC_RMID, 0),
+    "msg": (_ctypes.dlsym(_C, "msgctl"), _IPC_RMID, 0),
+    "sem": (_ctypes.dlsym(_C, "semctl"), 0, _IPC_RMID, 0),
+}
+"""Functions of the C library that remove what lies in `/proc/sysvipc`, and arguments of theirs."""
 
 
 class Suppressed:
@@ -104,30 +115,73 @@ def hide() -> None:
         raise OSError("this process cannot be hidden")
 
 
+def remove_shared() -> None:
+    """Remove System V segments, queues and semaphores, which outlive their processes, where the
+    kernel has such.
+    """
+    for kind, (call, *more) in _CONTROLS.items():
+        with Suppressed(FileNotFoundError), open(f"/proc/sysvipc/{kind}", "rb") as listed:
+            for line in listed.readlines()[1:]:
+                _ctypes.call_function(call, (int(line.split()[1]), *more))
+
+
 class NurseryEnded(BaseException):
     """A candidate ended or stopped the process that starts candidates."""
+
+
+class Channel:
+    """A descriptor to write to, which lies in a socket between its uses: a link that a candidate
+    left leads whoever follows it to any descriptor of its own, but to none that is under way.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._inward, self._outward = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_DGRAM)
+        self._put(descriptor)
+
+    def _put(self, descriptor: int) -> None:
+        self._inward.sendmsg([b"."], [_rights(descriptor)])
+        os.close(descriptor)
+
+    def write(self, text: str) -> None:
+        """Write all of it."""
+        _, ((_, _, packed),), _, _ = self._outward.recvmsg(1, _socket.CMSG_SPACE(4))
+        descriptor = int.from_bytes(packed[:4], sys.byteorder)
+        data = text.encode()
+        while data:
+            data = data[os.write(descriptor, data) :]
+        self._put(descriptor)
+
+
+def _rights(*descriptors: int) -> tuple[int, int, bytes]:
+    """What a message carries to hand them on."""
+    packed = b"".join(number.to_bytes(4, sys.byteorder) for number in descriptors)
+    return _socket.SOL_SOCKET, _socket.SCM_RIGHTS, packed
 
 
 class Nursery:
     """The asking side of the process that forks candidates, one at a time."""
 
-    def __init__(self, control: _socket.socket, *, progress: int, nonce: str) -> None:
+    def __init__(self, control: _socket.socket, pid: int, *, progress: int, nonce: str) -> None:
         self._control = control
-        self._progress = progress
-        self._nonce = nonce
+        self.pid = pid
+        self._progress = Channel(progress)
+        self.told = f"{nonce} "
+        self.tell(self.told)
 
     def tell(self, sign: str) -> None:
-        """Say that a candidate runs (`+`), or that none does (`-`)."""
-        os.write(self._progress, f"{self._nonce} {sign}\n".encode())
+        """Say that a candidate has its say (`+`), or that none has (`-`)."""
+        self._progress.write(sign)
+        self.told = sign
 
     def start(self, head: Mapping[str, Any], fds: tuple[int, ...]) -> int:
         """The new candidate's process number."""
-        rights = b"".join(number.to_bytes(4, sys.byteorder) for number in fds)
-        packed = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)]
         try:
             self._control.settimeout(_END_S)
-            self._control.sendmsg([dumps(head).encode()], packed)
-        except OSError:
+            self._control.sendmsg([dumps(head).encode()], [_rights(*fds)])
+        except OSError as error:
+            if error.errno == errno.ETOOMANYREFS:
+                self.tell("-")
+                raise RuntimeError("others have too many descriptors under way") from error
             raise NurseryEnded from None
         return int(self._answer(_END_S))
 
@@ -191,9 +245,11 @@ def _become(head: Mapping[str, Any], fds: Sequence[int]) -> NoReturn:
     given, said, program = fds
     os.setsid()
     cpu_s = max(1, -int(-head["cpu_s"] // 1))
+    files = min(MAX_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_OUTPUT_BYTES, MAX_OUTPUT_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     if head["memory"]:
         resource.setrlimit(resource.RLIMIT_AS, (head["memory"], head["memory"]))
     os.chdir(head["folder"])
@@ -207,8 +263,9 @@ def _become(head: Mapping[str, Any], fds: Sequence[int]) -> NoReturn:
     _prctl(_SET_DUMPABLE, 1)
     argv = head["argv"]
     if head["python"]:
+        _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         _interpret(text.decode(), argv)
-    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
+    for number in (_signal.SIGPIPE, _signal.SIGXFSZ, _signal.SIGINT):
         _signal.signal(number, _signal.SIG_DFL)
     try:
         os.execvp(argv[0], argv)
@@ -244,15 +301,17 @@ def _interpret(source: str, argv: list[str]) -> NoReturn:
 
 
 def _end_all(pid: int) -> None:
-    """Kill a candidate's group and everything else it left, orphans included (they became ours)."""
+    """Kill a candidate's group and everything else it left, orphans included (they became ours),
+    until the kernel says that there is none: a candidate may hinder any look at them.
+    """
     with Suppressed(ProcessLookupError):
         os.killpg(pid, _signal.SIGKILL)
-    while children := _children():
-        for child in children:
-            with Suppressed(ProcessLookupError):
-                os.kill(child, _signal.SIGKILL)
-            with Suppressed(ChildProcessError):
-                os.waitpid(child, 0)
+    with Suppressed(ChildProcessError):
+        while True:
+            for child in _children():
+                with Suppressed(ProcessLookupError):
+                    os.kill(child, _signal.SIGKILL)
+            os.waitpid(-1, os.WNOHANG)
 
 
 def _children() -> list[int]:

@@ -210,6 +210,7 @@ def read_rows(database: str, log: str, query: str, cpu_s: int) -> dict[str, Json
         input=json.dumps(order).encode(),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        start_new_session=True,  # so that it cleans up whatever ends this process
         check=False,
     )
     if ended.returncode != 0:

@@ -10,23 +10,26 @@ from __future__ import annotations
 import os
 
 from posttrain.verify.comparison import alike, printed
+from posttrain.verify.nursery import Suppressed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from typing import Any
 
     from posttrain.verify.harness import Order, Ran
 
 MAX_TIME_OUTS = 3
 """After so many the other cases fail unseen: a program that hangs costs no more."""
+_FAULTS = (NameError, ImportError, ModuleNotFoundError)
+"""What no output makes of a checker."""
 
 
 def check(order: Order) -> dict[str, Any]:
     """The record of all cases."""
     params = order.params
     cases, failed, passed, late = params["cases"], {}, 0, 0
-    judge = _judge(params)
+    judge = _judge(order)
     for index, given, expected in cases:
         if late == MAX_TIME_OUTS:
             failed[str(index)] = "not run"
@@ -70,11 +73,43 @@ def _trouble(ran: Ran, max_bytes: int) -> str:
     return "" if printed(ran.stdout) is not None else "printed no text"
 
 
-def _judge(params: Mapping[str, Any]) -> Callable[[str, Any, str], bool]:
-    """The comparison, or the check's own `accepts(given, found, expected)`."""
+def _judge(order: Order) -> Callable[[str, Any, str], bool]:
+    """The comparison, or the check's own `accepts(given, found, expected)`. Where that hangs or
+    fails at what was found, and not in the same way at what is expected, the output is wrong.
+    """
+    params = order.params
     if params["checker"] is None:
         bounds = {"absolute": params["absolute"], "relative": params["relative"]}
         return lambda given, found, expected: alike(expected, found, params["compare"], **bounds)
     space: dict[str, Any] = {"__name__": "checker"}
     exec(compile(params["checker"], "checker", "exec"), space)
-    return lambda given, found, expected: space["accepts"](given, found, expected) is True
+    accepts = space["accepts"]
+    with Suppressed(Exception):
+        _, given, expected = params["cases"][0]
+        accepts(given, expected, expected)
+
+    def judge(given: str, found: Any, expected: str) -> bool:
+        with order.exposed():
+            try:
+                return accepts(given, found, expected) is True
+            except Exception as error:
+                failure = error
+        if type(failure) in _FAULTS:
+            raise failure
+        try:
+            accepts(given, expected, expected)
+        except Exception as error:
+            if expected and _way(error) == _way(failure):
+                raise
+        return False
+
+    return judge
+
+
+def _way(error: Exception) -> tuple[type, list[int]]:
+    """How something failed: the kind of error, and the lines it came through."""
+    lines, trace = [], error.__traceback__ and error.__traceback__.tb_next
+    while trace:
+        lines.append(trace.tb_lineno)
+        trace = trace.tb_next
+    return type(error), lines

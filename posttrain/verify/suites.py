@@ -17,6 +17,7 @@ import os
 import sys
 
 from posttrain.verify.calls import Candidate
+from posttrain.verify.comparison import near
 from posttrain.verify.nursery import dumps, loads
 
 TYPE_CHECKING = False
@@ -121,7 +122,10 @@ def answer() -> None:
 
 
 class _Proxy(type(sys)):  # type: ignore[misc]
-    """The candidate's module as a suite sees it: every name is a function that is called there."""
+    """The candidate's module as a suite sees it: every name is a function that is called there. As
+    from a generator (PEP 479) no StopIteration comes of one: it would end a `map` of the suite's
+    before its time.
+    """
 
     def __init__(self, name: str, candidate: Candidate) -> None:
         super().__init__(name)
@@ -131,7 +135,14 @@ class _Proxy(type(sys)):  # type: ignore[misc]
         if name.startswith("__"):
             raise AttributeError(name)
         candidate: Candidate = self.__dict__["_candidate"]
-        return lambda *args, **kwargs: candidate.call(name, args, kwargs)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return candidate.call(name, args, kwargs)
+            except (StopIteration, StopAsyncIteration) as error:
+                raise RuntimeError(f"{name} raised {type(error).__name__}") from None
+
+        return call
 
 
 # --- tests --------------------------------------------------------------------------------------
@@ -270,7 +281,7 @@ class _Approx:
         if type(other) not in (int, float):
             return bool(one == other)
         relative, absolute = self.bounds
-        return bool(one == other or abs(one - other) <= max(relative * abs(one), absolute))
+        return near(one, other, max(relative * abs(one), absolute))
 
 
 def _parametrize(names: Any, rows: Any, **ignored: Any) -> Callable[[Any], Any]:

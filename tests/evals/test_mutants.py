@@ -140,7 +140,8 @@ def test_no_mutant_of_a_solution_is_paid_by_a_check_that_covers_it(kind, machine
         clock, description = RealClock(), Description(objective="Write it.")
         task = Task(domain="x", level=0, seed=0, description=description, checks=(check,))
         async with BubblewrapSandboxes() as made, PooledSandboxes(made, clock) as sandboxes:
-            stack = Stack(Tools(clock=clock, sandboxes=sandboxes))
+            # One draw in thirty has no value on one of the bounds.
+            stack = Stack(Tools(clock=clock, sandboxes=sandboxes, seeds=lambda _: 5))
 
             async def judged(text):
                 attempt = spoken(task, f"```python\n{text}\n{rest}```\n")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from posttrain.core.containment import Sealed
+from posttrain.core.containment import ExecResult, Sealed
 from posttrain.core.task import (
     Artefact,
     ArtefactKind,
@@ -39,6 +41,7 @@ class Listed:
 
     def __init__(self, files: dict[str, bytes | None]) -> None:
         self.files = files
+        self.closed = False
 
     async def read(self, path: str, *, max_bytes: int) -> bytes | None:
         data = self.files.get(path)
@@ -53,7 +56,7 @@ class Listed:
         )
 
     async def close(self) -> None:
-        pass
+        self.closed = True
 
 
 async def looked_at(sealed: Sealed) -> dict[str, tuple[Entry, bytes | None]]:
@@ -82,6 +85,41 @@ def test_a_restored_workspace_is_the_one_that_was_left(machine) -> None:
             assert {e.kind for e, _ in left.values()} == set(EntryKind) - {EntryKind.OTHER}
 
     asyncio.run(body())
+
+
+class Slow:
+    """A source whose leases take time to end, during which their user is cancelled."""
+
+    def __init__(self) -> None:
+        self.sealed = Listed({})
+
+    @asynccontextmanager
+    async def lease(self, environment: Environment) -> AsyncIterator[Slow]:
+        yield self
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+    async def exec(self, argv: object, **more: object) -> ExecResult:
+        return ExecResult(exit_code=0, stdout="", stderr="")
+
+    async def seal(self) -> Listed:
+        return self.sealed
+
+
+def test_who_is_cancelled_while_the_lease_ends_leaves_no_seal() -> None:
+    async def restore(source: Slow) -> None:
+        async with restored(source, b"", Environment()):  # type: ignore[arg-type]
+            pytest.fail("it was cancelled before")
+
+    async def body() -> bool:
+        source = Slow()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(restore(source))
+        return source.sealed.closed
+
+    assert asyncio.run(body())
 
 
 def test_only_what_the_task_declares_is_kept() -> None:

@@ -91,8 +91,9 @@ class ProcessSandbox:
                 subprocess.run, command, input=stdin, capture_output=True, cwd=self._folder,
                 timeout=timeout_s, env={"PATH": "/usr/bin:/bin"}, check=False,
             )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return ExecResult(exit_code=None, stdout="", stderr="", timed_out=True)
+        except subprocess.TimeoutExpired as late:
+            said = (late.stderr or b"").decode()
+            return ExecResult(exit_code=None, stdout="", stderr=said, timed_out=True)
         return ExecResult(
             exit_code=ended.returncode if ended.returncode >= 0 else None,
             stdout=ended.stdout.decode(errors="replace"),

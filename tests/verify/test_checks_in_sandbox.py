@@ -2,12 +2,13 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
 from posttrain.core.clock import RealClock
 from posttrain.core.errors import IsolationError
-from posttrain.core.task import Check, Environment
+from posttrain.core.task import Artefact, ArtefactKind, Check, Environment
 from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
 from posttrain.verify.kinds import Tools
 from posttrain.verify.stack import Stack
@@ -16,7 +17,7 @@ from tests.verify.conftest import InlineWorkers
 ENVIRONMENT = Environment(files={"a.txt": "one\n", "d/b.txt": "two\n"})
 
 
-def judge(make_attempt, *checks, commands=(), reply="done"):
+def judge(make_attempt, *checks, commands=(), reply="done", environment=ENVIRONMENT, **more):
     """The verdict over what the commands left in a real sandbox."""
 
     async def body():
@@ -26,13 +27,13 @@ def judge(make_attempt, *checks, commands=(), reply="done"):
             except IsolationError as error:
                 pytest.skip(str(error))
             stack = Stack(Tools(clock=RealClock(), workers=InlineWorkers(), sandboxes=sandboxes))
-            async with sandboxes.lease(ENVIRONMENT) as sandbox:
+            async with sandboxes.lease(environment) as sandbox:
                 for command in commands:
                     result = await sandbox.exec(["sh", "-c", command])
                     assert result.exit_code == 0, result
                 sealed = await sandbox.seal()
             try:
-                attempt = make_attempt(reply, checks=checks, environment=ENVIRONMENT)
+                attempt = make_attempt(reply, checks=checks, environment=environment, **more)
                 return await stack.verify(attempt, sealed)
             finally:
                 await sealed.close()
@@ -297,3 +298,40 @@ def test_a_hanging_checker_costs_its_time_limit_and_nothing_else(make_attempt, m
     assert verdict.reward is None
     assert "time limit twice" in verdict.errors[0]
     assert time.monotonic() - started_s < 8.0
+
+
+SEGMENT = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+there = libc.shmget(77, 4096, 0) != -1 or libc.msgget(77, 0) != -1 or libc.semget(77, 1, 0) != -1
+made = [libc.shmget(77, 4096, 0o1600), libc.msgget(77, 0o1600), libc.semget(77, 1, 0o1600)]
+print("again" if there else "first" if -1 not in made else "refused")
+"""
+
+
+def test_no_candidate_finds_a_segment_that_another_left(make_attempt):
+    check = Check(kind="stdio", params={"cases": [["", "first"]] * 3})
+    verdict = judge(make_attempt, check, reply=f"```python{SEGMENT}```")
+    assert verdict.reward == 1.0, verdict.components
+
+
+def test_a_thousand_inputs_are_told_whole(make_attempt):
+    """What is said of each run was longer than what a harness may say."""
+    params = {"function": "f", "count": 1000, "generator": "def generate(rng): return (1,)",
+              "reference": "def f(x): return x"}  # fmt: skip
+    check = Check(kind="differential", params=params)
+    verdict = judge(make_attempt, check, reply="```python\ndef f(x): return x\n```")
+    assert verdict.reward == 1.0, verdict.components
+
+
+def test_no_candidate_sees_what_the_task_hides(make_attempt):
+    """It lay in the tree, which a candidate finds at /artefacts."""
+    code = "print(open('/artefacts/d/b.txt').read())"
+    hiding = replace(ENVIRONMENT, hidden=("d",))
+    check = Check(kind="stdio", params={"cases": [["", "two"]], "path": "s.py"})
+    told = {"commands": [f'echo "{code}" > s.py'],
+            "artefacts": (Artefact(name="all", kind=ArtefactKind.TREE, path="."),)}  # fmt: skip
+    assert judge(make_attempt, check, **told).reward == 1.0
+    verdict = judge(make_attempt, check, environment=hiding, **told)
+    assert verdict.reward is None
+    assert "what the task hides" in verdict.errors[0]

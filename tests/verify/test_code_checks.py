@@ -13,6 +13,7 @@ import pytest
 from posttrain.core.errors import UsageError, VerifierError
 from posttrain.core.task import Artefact, ArtefactKind, Check
 from posttrain.sandbox.source import key_of
+from posttrain.verify import code, execution
 from posttrain.verify.calls import Unplain, decode, encode, same
 from posttrain.verify.code import code_of, differential, named_tests, stdio, suite
 from posttrain.verify.comparison import alike
@@ -120,8 +121,36 @@ def test_a_checker_accepts_one_of_many_right_outputs(find):
     one = check("stdio", cases=[["", None]], checker=checker)
     assert find(stdio, one, block("print(7)")).value == 1.0
     assert find(stdio, one, block("print(9)")).value == 0.0
-    with pytest.raises(VerifierError, match="ValueError"):
-        find(stdio, one, block("print('x')"))
+    assert find(stdio, one, block("print('x')")).value == 0.0
+
+
+def test_a_checker_that_hangs_at_an_output_refuses_it(find, monkeypatch):
+    monkeypatch.setattr(code, "MAX_WALL_S", 0.4)
+    monkeypatch.setattr(execution, "_ALLOWANCE_S", 0.1)
+    checker = (
+        "def accepts(given, found, expected):\n    return sum(1 for _ in range(int(found))) == 8"
+    )
+    one = check("stdio", cases=[["", "8"]], checker=checker)
+    assert find(stdio, one, block("print(8)")).value == 1.0
+    assert find(stdio, one, block("print(10**12)")).value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("checker", "expected", "why"),
+    [
+        ("return int(expected, 7) == int(found)", "8", "ValueError"),
+        ("return integer(found) == 8", None, "NameError"),
+        ("while True: pass", "8", "time limit twice"),
+    ],
+)
+def test_a_checker_that_fails_at_what_is_right_as_well_is_at_fault(
+    find, monkeypatch, checker, expected, why
+):
+    monkeypatch.setattr(code, "MAX_WALL_S", 0.3)
+    monkeypatch.setattr(execution, "_ALLOWANCE_S", 0.1)
+    checker = f"def accepts(given, found, expected):\n    {checker}"
+    with pytest.raises(VerifierError, match=why):
+        find(stdio, check("stdio", cases=[["", expected]], checker=checker), block("print(8)"))
 
 
 @pytest.mark.parametrize(
@@ -162,6 +191,11 @@ def test_outputs_are_compared_in_four_ways(expected, found, ways):
 )
 def test_the_candidate_of_a_reply_is_its_one_python_block(reply, code):
     assert code_of(reply) == code
+
+
+def test_many_openings_take_no_longer_than_other_text():
+    """Each was looked at to the end of the reply: 16 s of the event loop for 160 kB."""
+    assert code_of("```python\n" * 200_000) is None
 
 
 def test_a_reply_without_code_is_paid_nothing_and_says_so(find):
@@ -340,6 +374,19 @@ def test_a_difference_is_shrunk_and_its_seed_is_kept(find, tools):
     assert found.evidence["evidence"]["why"].startswith(f"wanted [{one_number}, {one_number}], got")
     again = find(differential, one, block("def order(xs): return sorted(set(xs))"))
     assert again.evidence == found.evidence
+
+
+def test_no_tolerance_makes_another_number_of_infinity(find):
+    """A tolerance that is a share of infinity took in every number."""
+    inf = float("inf")
+    assert same(inf, inf, 1e-6)
+    assert not any(same(inf, other, 1e-6) for other in (1.0, -inf, float("nan")))
+    assert not any(same(other, inf, 1e-6) for other in (1.0, -inf, float("nan")))
+    text = "import pytest\nfrom solution import f\n" \
+           "def test_f(): assert f() == pytest.approx(float('inf'))"  # fmt: skip
+    for body, value in (("float('inf')", 1.0), ("7.0", 0.0), ("-float('inf')", 0.0)):
+        found = find(suite, check("suite", suite=text), block(f"def f(): return {body}"))
+        assert found.value == value
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from posttrain.core.containment import ExecResult
 from posttrain.core.errors import UsageError, VerifierError
 from posttrain.core.task import Check, Environment
-from posttrain.verify import harness, nursery
+from posttrain.verify import folders, harness, nursery
 from posttrain.verify.execution import bundle, finding, program, read_record
 from posttrain.verify.kinds import Subject, Tools
 
@@ -196,15 +196,15 @@ def test_a_regular_file_is_read_where_it_lies(where, find, workspace):
 
 
 def test_bytes_are_read_up_to_the_limit_and_by_paths_inside_only(tmp_path):
-    folder = harness.Folder(tmp_path / "left")
+    folder = folders.Folder(tmp_path / "left")
     (tmp_path / "left").mkdir()
     (tmp_path / "outside").write_text("secret")
     (tmp_path / "left" / "bytes").write_bytes(b"\xff")
-    (tmp_path / "left" / "large").write_bytes(bytes(harness.MAX_FILE_BYTES))
+    (tmp_path / "left" / "large").write_bytes(bytes(folders.MAX_FILE_BYTES))
     with (tmp_path / "left" / "larger").open("wb") as file:
         file.truncate(1 << 40)
     assert folder.read_bytes("bytes") == b"\xff"
-    assert folder.read_bytes("large") == bytes(harness.MAX_FILE_BYTES)
+    assert folder.read_bytes("large") == bytes(folders.MAX_FILE_BYTES)
     assert folder.read_bytes("larger") is None
     for path in ("", ".", "../outside", f"{tmp_path}/outside", "a\0b", "\ud800", "x" * 9_999):
         assert folder.read_bytes(path) is None
@@ -402,7 +402,7 @@ def test_the_nonce_and_the_source_travel_by_standard_input_only(replied, make_at
 
 @pytest.mark.parametrize("magic", [importlib.util.MAGIC_NUMBER, b"another"])
 def test_an_interpreter_of_another_version_compiles_the_harness_itself(magic, tmp_path):
-    for path, text in bundle(nursery, harness).items():
+    for path, text in bundle(nursery, folders, harness).items():
         (tmp_path / path).write_text(text.replace(repr(importlib.util.MAGIC_NUMBER), repr(magic)))
     assert repr(magic) in (tmp_path / "harness.py").read_text()
     order = {"nonce": "n", "artefacts": "/none", "copies": {}, "reply": "7", "files": {},

@@ -134,3 +134,39 @@ def test_a_reference_action_that_fails_is_an_error(value):
 def test_what_the_task_declares_wrongly_is_an_error(params, value):
     with pytest.raises(UsageError):
         value(text("{}"), text("{}"), **params)
+
+
+def test_who_is_cancelled_while_the_lease_ends_leaves_no_seal(
+    make_attempt, tools, workspace, tmp_path
+):
+    closed = []
+
+    class Ending(Fresh):
+        @asynccontextmanager
+        async def lease(self, environment, *, beside=None, over=None):
+            self.root.mkdir()
+            yield self
+            asyncio.current_task().cancel()
+            await asyncio.sleep(0)
+
+        async def seal(self):
+            return Closed(self.root)
+
+    class Closed(FolderSealed):
+        async def close(self):
+            closed.append(self)
+
+    async def body():
+        text("{}")(workspace)
+        attempt = make_attempt("done", environment=Environment())
+        sealed = Declared(FolderSealed(workspace), attempt.task.artefacts)
+        check = Check(kind="final_state", params={"path": "shop.json", "actions": ["act"]})
+        source = Ending(tmp_path / "fresh", {"act": text("{}")})
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(
+                final_state(check, Subject(trajectory=attempt, sealed=sealed),
+                            replace(tools, sandboxes=source))
+            )  # fmt: skip
+
+    asyncio.run(body())
+    assert len(closed) == 1

@@ -150,7 +150,11 @@ def test_a_broken_database_pays_nothing(value, workspace, database):
     assert value("sqlite_rows", "shop.db", query="SELECT * FROM gone", expected=[]) == 0.0
 
 
-def test_a_view_that_never_ends_pays_nothing(value, database, monkeypatch):
+def test_a_view_that_never_ends_pays_nothing(value, database, monkeypatch, tmp_path):
+    """A reader that was killed at its time limit left its copy of the database."""
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    monkeypatch.setenv("TMPDIR", str(copies))
     monkeypatch.setattr(states, "QUERY_CPU_S", 1)
     database.execute("DROP TABLE item")
     database.execute(
@@ -159,6 +163,7 @@ def test_a_view_that_never_ends_pays_nothing(value, database, monkeypatch):
     )
     database.commit()
     assert value("sqlite_rows", "shop.db", query=QUERY, expected=[]) == 0.0
+    assert not list(copies.iterdir())
 
 
 def test_a_busy_machine_makes_no_verifier_failure_of_a_slow_view(

@@ -56,6 +56,12 @@ for name, test in list(vars(test_it).items()):
 raise SystemExit(1 if failed else 0)
 """
 
+MAPPED = """
+from solution import total
+def test_all(): assert all(map(lambda xs: total(xs) == sum(xs), ([], [7], [2, 3])))
+def test_each():
+    for found, expected in zip(map(total, ([4], [5, 6])), (4, 11)): assert found == expected
+"""
 FAMILY = [
     attack(3, "exit at import", WRONG + "import sys; sys.exit(0)\n", held=RECORD),
     attack(3, "end the process in the function", held=RECORD,
@@ -96,6 +102,9 @@ FAMILY = [
                 "        if name.startswith('test'): getattr(module, name).__code__ = "
                 "(lambda: None).__code__\n"
                 "    return 0\n"),
+    attack(4, "end the loop of the test", held="no StopIteration crosses the process border",
+           checks=(Check(kind="suite", params={"suite": MAPPED}),),
+           naive=in_process(test_it=MAPPED), code="def total(xs): raise StopIteration\n"),
     attack(5, "a hook that rewrites outcomes", held="no file beside the candidate is loaded",
            checks=(SUITE,), naive=Naive(command=("python3", "hooked.py"),
                                         files={"hooked.py": HOOKED, "test_it.py": TESTS}),
