@@ -18,7 +18,7 @@ from posttrain.core.errors import UsageError, nearest
 from posttrain.core.ports import Chat, Clock, Scores
 from posttrain.core.task import Check, Task
 from posttrain.core.trajectory import Trajectory
-from posttrain.verify import answers, guards
+from posttrain.verify import answers, guards, quantities
 from posttrain.verify.answers import Where
 from posttrain.verify.declared import Declared
 from posttrain.verify.guards import Passage
@@ -172,12 +172,20 @@ def _same_text(check: Check, given: str) -> bool:
     return answers.same_text(text_of(check, "answer"), given, ignore_case=ignore_case)
 
 
-def _same_number(check: Check, given: str) -> bool:
-    return answers.same_number(
+def _same_amount(check: Check, given: str) -> bool:
+    unit, percent = check.params.get("unit", "required"), check.params.get("percent", False)
+    if unit not in ("required", "optional") or not isinstance(percent, bool):
+        raise UsageError(
+            "check 'numeric' wants 'unit' as 'required' or 'optional' and 'percent' as true or "
+            f"false, got {unit!r:.80} and {percent!r:.80}."
+        )
+    return quantities.same_amount(
         text_of(check, "answer"),
         given,
         relative=float(check.params.get("relative", 0.0)),
         absolute=float(check.params.get("absolute", 0.0)),
+        optional=unit == "optional",
+        percent=percent,
     )
 
 
@@ -196,6 +204,6 @@ REPLY_KINDS: Mapping[str, Kind] = {
     "not_longer": _guard(_not_longer, "max_chars"),
     "printable": _guard(lambda check, subject: guards.printable(subject.reply)),
     "exact": _compared(_same_text, "ignore_case"),
-    "numeric": _compared(_same_number, "relative", "absolute"),
+    "numeric": _compared(_same_amount, "relative", "absolute", "unit", "percent"),
     "choice": _compared(_same_choice, "labels"),
 }

@@ -9,6 +9,7 @@ that cannot be parsed raises. Gold comes first: it gives form and operations, th
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -26,8 +27,10 @@ from latex2sympy2_extended.logic import And
 MAX_NODES = 300
 """Larger trees are no expressions."""
 MAX_POWER = 1_000
-"""Larger exponents are none, and no power stands in an exponent that is a number."""
+"""Larger exponents are none; those in an exponent are at most 10."""
 MAX_FACTORIAL = 100
+MAX_DEPTH = 20
+"""More brackets within one another are none."""
 
 _LATEX = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none"
@@ -48,8 +51,6 @@ _ORDERS = (
 )  # fmt: skip
 _STRICT = (sympy.StrictLessThan, sympy.StrictGreaterThan)
 _COLLECTIONS = (sympy.FiniteSet, sympy.Union, And)
-_POINTS = tuple(sympy.Rational(*pair) for pair in ((17, 13), (29, 11), (41, 37), (7, 19), (23, 5)))
-"""Where expressions are compared before they are simplified."""
 
 
 class NoExpressionError(ValueError):
@@ -91,6 +92,8 @@ def _gold(text: str) -> Any:
 @functools.lru_cache(maxsize=1024)
 def _parsed(text: str) -> Any:
     text = _SPACE.sub(" ", text.replace("−", "-"))
+    if _depth(text) > MAX_DEPTH:
+        raise NoExpressionError(f"more than {MAX_DEPTH} levels")
     if _SIDE_BY_SIDE.search(_BARE_FRACTION.sub("", text)):
         raise NoExpressionError("numbers stand side by side")
     words = set(_WORD.findall(_NAMED.sub(" ", text))) - {"and"}
@@ -108,6 +111,12 @@ def _parsed(text: str) -> Any:
         _check(node)
     imaginary = {one: sympy.I for one in getattr(tree, "free_symbols", ()) if str(one) == "i"}
     return tree.xreplace(imaginary) if imaginary else tree
+
+
+def _depth(text: str) -> int:
+    """Levels of brackets, of whatever shape."""
+    levels = itertools.accumulate((one in "([{") - (one in ")]}") for one in text)
+    return max(levels, default=0)
 
 
 class _Sll(_Latex2Sympy):  # type: ignore[misc]
@@ -138,7 +147,7 @@ def _check(node: Any) -> None:
     elif isinstance(node, (sympy.Pow, sympy.exp)):
         exponent = node.args[-1]
         towers = any(
-            isinstance(one, (sympy.Pow, sympy.exp, sympy.factorial)) and _is_whole(one.args[-1])
+            isinstance(one, (sympy.Pow, sympy.exp, sympy.factorial)) and _is_large(one.args[-1])
             for one in sympy.preorder_traversal(exponent)
             if not one.free_symbols
         )
@@ -146,9 +155,9 @@ def _check(node: Any) -> None:
             raise NoExpressionError(f"an exponent beyond {MAX_POWER}")
 
 
-def _is_whole(exponent: Any) -> bool:
-    """Whether it is anything but the exponent of a root or of a reciprocal."""
-    return not (exponent.is_Rational and abs(exponent) <= 1)
+def _is_large(exponent: Any) -> bool:
+    """Whether it is anything but a small exponent that is written out."""
+    return not (exponent.is_Rational and abs(exponent) <= 10)
 
 
 def _at_most(value: Any, limit: int) -> bool:
@@ -241,9 +250,7 @@ def _zero(gold: Any, given: Any) -> bool:
 def _differ(gold: Any, given: Any) -> bool:
     """Whether both have values at some point that are far apart: no simplification is needed."""
     symbols = sorted(gold.free_symbols | given.free_symbols, key=str)
-    at = dict(zip(symbols, _POINTS, strict=False))
-    if len(at) < len(symbols):
-        return False
+    at = {one: sympy.Rational(7 * index + 17, 13) for index, one in enumerate(symbols)}
     try:
         one, other = _values((gold, given), at)
     except (TypeError, ValueError, OverflowError, NotImplementedError, AttributeError):
