@@ -1,21 +1,23 @@
 """Kill rates of the verifiers: how many mutants of right solutions each kind tells from them.
 
 Programs of public data sets (`_programs`; those whose own solution is not paid in full are left
-out), answers of GSM8K and AQuA, and, but for `--quick`, domains of the catalogue as their admission
-judges them. `rate` is the share of mutants that was not paid in full: a lower bound, for some are
-equivalent. Of a program's mutants that live, `wrong` are those that a differential check of 500
-inputs tells from the solution, and `alike` those that it does not. What is not there is not
-measured.
+out), answers of GSM8K and AQuA, generated expressions and amounts, and, but for `--quick`, domains
+of the catalogue as their admission judges them. `rate` is the share of mutants that was not paid in
+full: a lower bound, for some are equivalent (a set in another order). Of a program's mutants that
+live, `wrong` are those that a differential check of 500 inputs tells from the solution, and `alike`
+those that it does not. What is not there is not measured.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from bench._math_verdicts import PLAIN, SYMBOLIC
 from bench._programs import DATA, Program, data_sets
 from posttrain.core.clock import RealClock
 from posttrain.core.task import Check, Description, Task
@@ -30,6 +32,7 @@ from posttrain.loop.settings import RunConfig
 from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
 from posttrain.sandbox.pool import PoolSettings
 from posttrain.sandbox.pooled import PooledSandboxes, room
+from posttrain.sandbox.worker import ProcessWorkers
 from posttrain.verify.kinds import Tools
 from posttrain.verify.stack import Stack
 
@@ -54,8 +57,10 @@ async def _measured(quick: bool) -> dict[str, Any]:
     async with (
         BubblewrapSandboxes() as source,
         PooledSandboxes(source, clock, PoolSettings(max_alive=room())) as sandboxes,
+        ProcessWorkers() as workers,
     ):
-        stack = Stack(Tools(clock=clock, sandboxes=sandboxes), hang_s=HANG_S)
+        tools = Tools(clock=clock, sandboxes=sandboxes, workers=workers)
+        stack = Stack(tools, hang_s=HANG_S)
         turn = asyncio.Semaphore(WORKERS)
 
         async def verify(attempt: Trajectory) -> Verdict:
@@ -68,7 +73,8 @@ async def _measured(quick: bool) -> dict[str, Any]:
                 if any(kind in program.checks for program in chosen):
                     told = await _programs(chosen, kind, verify, most=2 if quick else 3)
                     found[f"{kind} {name}"] = told
-        for name, tasks in _answers(20 if quick else 400).items():
+        spoken_of = _answers(20 if quick else 400) | _expressions(2 if quick else 40)
+        for name, tasks in spoken_of.items():
             found[name] = _record(await _spoken(tasks, verify))
     if not quick:
         found |= await _domains()
@@ -145,6 +151,21 @@ def _answers(most: int) -> dict[str, list[tuple[Task, str]]]:
                 check = Check(kind="numeric", params={"answer": gold})
             task = replace(_task(name, check), description=Description(objective=row["question"]))
             found.setdefault(name, []).append((task, gold))
+    return found
+
+
+def _expressions(most: int) -> dict[str, list[tuple[Task, str]]]:
+    """Generated tasks by kind of check and form of the gold answer, and amounts with units."""
+    found: dict[str, list[tuple[Task, str]]] = {}
+    rng = random.Random("mutants")
+    for _ in range(most):
+        made = [(make.__name__, make(rng)) for make in (*PLAIN, *SYMBOLIC)]
+        golds = [(f"{one.kind} {name}", one.kind, one.gold) for name, one in made]
+        unit = rng.choice(("km", "m/s", "kg", "%", "USD", "°C", "million"))
+        golds.append(("numeric amount", "numeric", f"{rng.randrange(2, 999) / 4} {unit}"))
+        for name, kind, gold in golds:
+            check = Check(kind=kind, params={"answer": gold})
+            found.setdefault(name, []).append((_task(name.replace(" ", "."), check), gold))
     return found
 
 

@@ -10,8 +10,8 @@ Decisions, each a test:
   second answer); `reply`, all of it; `boxed`, the last complete \boxed{} or \fbox{} only.
 - Text: equal after trimming; case counts unless the check says otherwise; runs of white space are
   one space.
-- Numbers: exact rational equality unless the check states a tolerance. `1,234` is grouped digits,
-  `1,23` is no number; `50%` is 1/2; `1 1/2` is 3/2; `−3` is -3; `3e2` and `3 × 10^2` are 300.
+- Numbers: exactly. `1,234` is grouped digits, `1,23` is no number; `50%` is 1/2; `1 1/2` is 3/2;
+  `−3` is -3; `3e2` and `3 × 10^2` are 300. With units, and compared: `quantities`.
 - Choices: a label, bare, in brackets, or followed by punctuation and its text; a second label
   anywhere makes it no answer.
 """
@@ -120,7 +120,9 @@ _FRACTION = re.compile(
     rf"(?P<sign2>[+-]?)(?P<bottom>{_DECIMAL})"
 )
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
-_PLAIN = str.maketrans({"−": "-", "\u00a0": " ", "\u202f": " ", "\u2009": " "})
+_THIN = "\u2009"
+_GROUPS = re.compile(rf"(?<=[0-9]){_THIN}(?=[0-9]{{3}}(?![0-9]))")
+_PLAIN = str.maketrans({"−": "-", "\u00a0": " ", "\u202f": _THIN})
 
 
 def number(text: str) -> Fraction | None:
@@ -131,30 +133,41 @@ def number(text: str) -> Fraction | None:
     """
     if len(text) > MAX_NUMBER_CHARS:
         return None
-    plain = _unwrapped(text)
-    percent = plain.endswith("%")
-    if percent:
-        plain = plain[:-1].removesuffix("\\").rstrip()
-    value = _ratio(plain) if "/" in plain else _decimal(plain)
-    return value / 100 if percent and value is not None else value
+    plain = unwrapped(text)
+    value, rest = leading(plain)
+    if rest in ("%", r"\%") and value is not None:
+        return value / 100
+    return value if not rest else None
 
 
-def _unwrapped(text: str) -> str:
+def leading(plain: str) -> tuple[Fraction | None, str]:
+    r"""The number that a text begins with, and what follows it; None where it begins with none.
+
+    >>> leading("1 1/2 km"), leading("1e6"), leading("km")
+    ((Fraction(3, 2), 'km'), (Fraction(1000000, 1), ''), (None, 'km'))
+    """
+    match = _FRACTION.match(plain)
+    value = None if match is None else _ratio(match)
+    if match is None:
+        match = _NUMBER.match(plain)
+        value = None if match is None else _decimal(match)
+    return value, plain[match.end() :].strip() if match else plain
+
+
+def unwrapped(text: str) -> str:
     """Without mathematics delimiters, emphasis, a closing full stop and typographic variants."""
     plain = text.translate(_PLAIN).strip()
     for opening, closing in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), ("**", "**"), ("`", "`")):
         if len(plain) > len(opening) and plain.startswith(opening):
             plain = plain[len(opening) :].removesuffix(closing).strip()
     plain = plain.removesuffix(".").strip()
-    plain = plain.replace("{,}", ",").replace(r"\,", "").replace(r"\times", "×")
+    plain = _GROUPS.sub("", plain.replace("{,}", ",").replace(r"\,", _THIN)).replace(_THIN, " ")
+    plain = plain.replace(r"\times", "×")
     plain = re.sub(r"\^\{([+-]?[0-9]+)\}", r"^\1", plain)
     return _LATEX_FRACTION.sub(lambda m: f" {m[1]}/{m[2]}", plain).strip()
 
 
-def _decimal(text: str) -> Fraction | None:
-    match = _NUMBER.fullmatch(text)
-    if match is None:
-        return None
+def _decimal(match: re.Match[str]) -> Fraction | None:
     exponent = int(match["e"] or match["ten"] or 0)
     if abs(exponent) > MAX_EXPONENT:
         return None
@@ -162,38 +175,15 @@ def _decimal(text: str) -> Fraction | None:
     return -value if match["sign"] == "-" else value
 
 
-def _ratio(text: str) -> Fraction | None:
+def _ratio(match: re.Match[str]) -> Fraction | None:
     """`a/b` and `w a/b`, the sign before the whole or before the numerator or denominator."""
-    match = _FRACTION.fullmatch(text)
-    if match is None:
-        return None
-    top, bottom = _decimal(match["top"]), _decimal(match["bottom"])
-    whole = _decimal(match["whole"]) if match["whole"] else Fraction(0)
-    if top is None or bottom is None or whole is None or bottom == 0:
+    parts = (match["whole"] or "0", match["top"], match["bottom"])
+    whole, top, bottom = (Fraction(part.replace(",", "")) for part in parts)
+    if bottom == 0:
         return None
     value = whole + top / bottom
     negative = (match["sign"] == "-") != (match["sign2"] == "-")
     return -value if negative else value
-
-
-def same_number(gold: str, answer: str, *, relative: float = 0.0, absolute: float = 0.0) -> bool:
-    """Equality of numbers within max(relative × |gold|, absolute); exact where both are 0.
-
-    Raises:
-        UsageError: `gold` is no number, or a tolerance is negative.
-
-    >>> same_number("1/3", "0.33333"), same_number("1/3", "0.33333", relative=1e-4)
-    (False, True)
-    """
-    expected = number(gold)
-    if expected is None:
-        raise UsageError(f"wanted a number as gold answer, got {gold!r:.80}.")
-    if not (0 <= relative < 1 and 0 <= absolute < float("inf")):
-        raise UsageError(f"wanted tolerances of 0 or more, got {relative} and {absolute}.")
-    given = number(answer)
-    if given is None:
-        return False
-    return abs(given - expected) <= max(Fraction(relative) * abs(expected), Fraction(absolute))
 
 
 # --- choices ----------------------------------------------------------------------------------

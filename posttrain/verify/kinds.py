@@ -1,24 +1,24 @@
-"""Kinds of checks that look at the reply: guards, answers, and scorers in killable workers.
+"""Kinds of checks that look at the reply without starting anything: guards and answers.
 
 A kind is a function from (check, subject, tools) to a finding; it may raise, which is then the
 check's own failure and never a reward. It decides nothing about layers, gates or time limits. The
-one thing that must stay true: foreign code (a domain's scorer) never runs in this process.
+one thing that must stay true: a parameter that a kind does not know is refused.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from posttrain.core import seeds
 from posttrain.core.containment import Sandboxes, Workers
-from posttrain.core.errors import UsageError, VerifierError, WorkerError, nearest
+from posttrain.core.errors import UsageError, nearest
 from posttrain.core.ports import Chat, Clock, Scores
-from posttrain.core.task import Check, Json, Task
+from posttrain.core.task import Check, Task
 from posttrain.core.trajectory import Trajectory
-from posttrain.verify import answers, guards
+from posttrain.verify import answers, guards, quantities
 from posttrain.verify.answers import Where
 from posttrain.verify.declared import Declared
 from posttrain.verify.guards import Passage
@@ -27,10 +27,6 @@ from posttrain.verify.trust import Trust
 
 WORKER_TIMEOUT_S = 10.0
 """Active seconds a call into a worker may take where the check names no `timeout_s`."""
-PAID_SCORE = 1.0 - 1e-6
-"""Foreign scorers pay something for junk, and nearly all for what is nearly right; only a score of
-at least this is paid, with 1."""
-REASONING_GYM_SCORER = "posttrain.domains.adapters.reasoning_gym:score"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,12 +172,20 @@ def _same_text(check: Check, given: str) -> bool:
     return answers.same_text(text_of(check, "answer"), given, ignore_case=ignore_case)
 
 
-def _same_number(check: Check, given: str) -> bool:
-    return answers.same_number(
+def _same_amount(check: Check, given: str) -> bool:
+    unit, percent = check.params.get("unit", "required"), check.params.get("percent", False)
+    if unit not in ("required", "optional") or not isinstance(percent, bool):
+        raise UsageError(
+            "check 'numeric' wants 'unit' as 'required' or 'optional' and 'percent' as true or "
+            f"false, got {unit!r:.80} and {percent!r:.80}."
+        )
+    return quantities.same_amount(
         text_of(check, "answer"),
         given,
         relative=float(check.params.get("relative", 0.0)),
         absolute=float(check.params.get("absolute", 0.0)),
+        optional=unit == "optional",
+        percent=percent,
     )
 
 
@@ -192,66 +196,6 @@ def _same_choice(check: Check, given: str) -> bool:
     return answers.same_choice(text_of(check, "answer"), given, labels)
 
 
-async def reasoning_gym(check: Check, subject: Subject, tools: Tools) -> Finding:
-    """The generator's own scorer, in a worker, trusted only at its top: 1 pays 1, anything less 0.
-
-    Params: `dataset` (name), `entry` (as generated), `where`, `timeout_s`. The answer is the first
-    line, or the whole reply where the generator's own answer has several lines. An answer at which
-    the scorer hangs or dies twice, the second time with twice the time, and in between not at the
-    generator's own, pays 0: no policy may choose to go without a verdict, no busy machine decides.
-    """
-    allowed(check, "dataset", "entry", "where", "timeout_s")
-    entry = check.params.get("entry")
-    if not isinstance(entry, Mapping):
-        raise UsageError(f"check 'reasoning_gym' wants the entry as generated, got {entry!r:.80}.")
-    gold = str(entry.get("answer", "")).strip()
-    given = final_answer(check, subject, Where.REPLY if "\n" in gold else Where.LINE, gold=gold)
-    if given.text is None:
-        return Finding(value=0.0, evidence={"refused": given.refusal})
-    if tools.workers is None:
-        raise VerifierError("a scorer wants workers, but this stack was built without.")
-
-    workers, dataset = tools.workers, text_of(check, "dataset")
-
-    async def scored(text: str, limit_s: float) -> Json:
-        return await workers.call(REASONING_GYM_SCORER, dataset, entry, text, timeout_s=limit_s)
-
-    score, refused = await asked(scored, given.text, gold, seconds_of(check))
-    if refused:
-        return Finding(value=0.0, evidence={"answer": given.text, "refused": refused})
-    return Finding(value=paid(score), evidence={"answer": given.text, "score": score})
-
-
-async def asked(
-    ask: Callable[[str, float], Awaitable[Json]], given: str, gold: str, limit_s: float
-) -> tuple[Json, str]:
-    """What a worker says of an answer, or why it said nothing twice, which is the answer's doing:
-    the second time it had twice the time, and in between it did answer about the gold one.
-
-    Raises:
-        WorkerError: it has no word for the gold answer either.
-    """
-    try:
-        return await ask(given, limit_s), ""
-    except WorkerError:
-        await ask(gold, limit_s)
-    try:
-        return await ask(given, 2 * limit_s), ""
-    except WorkerError as error:
-        return None, f"no score came of it: {error.message}"
-
-
-def paid(score: Json) -> float:
-    """What a foreign score is worth.
-
-    Raises:
-        VerifierError: it is no number in [0, 1].
-    """
-    if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
-        raise VerifierError(f"wanted a score in [0, 1], got {score!r:.80}.")
-    return float(score >= PAID_SCORE)
-
-
 REPLY_KINDS: Mapping[str, Kind] = {
     "not_empty": _guard(lambda check, subject: guards.not_empty(subject.reply)),
     "not_echo": _guard(
@@ -260,7 +204,6 @@ REPLY_KINDS: Mapping[str, Kind] = {
     "not_longer": _guard(_not_longer, "max_chars"),
     "printable": _guard(lambda check, subject: guards.printable(subject.reply)),
     "exact": _compared(_same_text, "ignore_case"),
-    "numeric": _compared(_same_number, "relative", "absolute"),
+    "numeric": _compared(_same_amount, "relative", "absolute", "unit", "percent"),
     "choice": _compared(_same_choice, "labels"),
-    "reasoning_gym": reasoning_gym,
 }

@@ -7,11 +7,13 @@ is still to be worked out (`17 \times 23`, `\sqrt{16}`) is no answer.
 
 from __future__ import annotations
 
-from posttrain.core.errors import VerifierError
-from posttrain.core.task import Check, Json
-from posttrain.verify import answers
+import re
+
+from posttrain.core.task import Check
+from posttrain.verify import quantities
 from posttrain.verify.answers import Where
-from posttrain.verify.kinds import Subject, Tools, allowed, asked, final_answer, seconds_of, text_of
+from posttrain.verify.decided import decided
+from posttrain.verify.kinds import Subject, Tools, allowed, final_answer, seconds_of, text_of
 from posttrain.verify.layers import Finding
 
 SAME = "posttrain.verify.symbolic:same"
@@ -19,11 +21,12 @@ TIMEOUT_S = 3.0
 """Seconds a comparison may take where the check names no `timeout_s`."""
 MAX_CHARS = 500
 """Longer answers are none."""
+_NAMED = re.compile(r"(?P<name>[A-Za-z])\s*=\s*(?P<value>.*)", re.S)
 
 
 async def math(check: Check, subject: Subject, tools: Tools) -> Finding:
-    """Params: `answer`, `where`, `timeout_s`. An answer at which the worker hangs or dies pays 0 as
-    with `reasoning_gym`.
+    """Params: `answer`, `where`, `timeout_s`. An answer at which the worker hangs or dies, but not
+    at the gold one, pays 0 (`decided`).
 
     Raises:
         VerifierError: there are no workers. WorkerError: the gold answer cannot be parsed.
@@ -35,16 +38,22 @@ async def math(check: Check, subject: Subject, tools: Tools) -> Finding:
         return Finding(value=0.0, evidence={"refused": given.refusal})
     if len(given.text) > MAX_CHARS:
         return Finding(value=0.0, evidence={"refused": f"longer than {MAX_CHARS} characters"})
-    if answers.number(gold) is not None:
-        right = answers.same_number(gold, given.text)
+    name, value = _parts(gold)
+    number = quantities.amount(value)
+    if number is not None and number.unit in ("", quantities.PERCENT):
+        called, text = _parts(given.text)
+        right = (not name or not called or name == called) and quantities.same_amount(value, text)
         return Finding(value=float(right), evidence={"answer": given.text})
-    if tools.workers is None:
-        raise VerifierError("symbolic mathematics wants workers; this stack was built without.")
-    workers = tools.workers
+    asked = await decided(
+        tools, SAME, (gold, given.text), (gold, gold),
+        timeout_s=seconds_of(check, TIMEOUT_S),
+    )  # fmt: skip
+    evidence = {"answer": given.text} | ({"refused": asked.refused} if asked.refused else {})
+    return Finding(value=float(asked.answer is True), evidence=evidence)
 
-    async def compared(text: str, limit_s: float) -> Json:
-        return await workers.call(SAME, gold, text, timeout_s=limit_s)
 
-    said, refused = await asked(compared, given.text, gold, seconds_of(check, TIMEOUT_S))
-    evidence = {"answer": given.text} | ({"refused": refused} if refused else {})
-    return Finding(value=float(said is True), evidence=evidence)
+def _parts(text: str) -> tuple[str, str]:
+    """The letter that a value is named by, '' where it is by none, and the value."""
+    inner = text.strip().removeprefix("$").removesuffix("$") if text.count("$") == 2 else text
+    match = _NAMED.fullmatch(inner.strip())
+    return (match["name"], match["value"]) if match else ("", text)

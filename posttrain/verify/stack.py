@@ -33,6 +33,7 @@ from posttrain.verify.judge import JUDGE, SAID, judge
 from posttrain.verify.kinds import REPLY_KINDS, Kind, Subject, Tools
 from posttrain.verify.layers import Finding
 from posttrain.verify.mathematics import math
+from posttrain.verify.reasoning_gym import reasoning_gym
 from posttrain.verify.reward_model import reward_model
 from posttrain.verify.state import state
 from posttrain.verify.text import text
@@ -41,6 +42,7 @@ from posttrain.verify.tool_calls import tool_calls
 ENTRY_POINT_GROUP = "posttrain.checks"
 BUILT_IN: Mapping[str, Kind] = {
     **REPLY_KINDS,
+    "reasoning_gym": reasoning_gym,
     "math": math,
     "program": program,
     "stdio": stdio,

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from posttrain.core.errors import UsageError
 from posttrain.verify import answers
 from posttrain.verify.answers import Where
+from posttrain.verify.quantities import same_amount
 
 
 def test_line_takes_the_first_line_after_the_prefix():
@@ -42,10 +43,10 @@ def test_only_the_last_box_counts_and_it_counts_whole():
     assert boxed(r"\boxed{}") is None
     assert answers.same_choice("C", boxed(r"\boxed{\text{C}}"), "ABCD")
     assert answers.same_choice("C", boxed(r"\boxed{C: 12 m}"), "ABCD")
-    assert not answers.same_number("9", boxed(r"\boxed{8 or 9}"))
+    assert not same_amount("9", boxed(r"\boxed{8 or 9}"))
     hedge = " ".join(rf"\boxed{{{n}}}" for n in range(1, 10))
-    assert not answers.same_number("4", boxed(hedge))
-    assert answers.same_number("9", boxed(hedge))
+    assert not same_amount("4", boxed(hedge))
+    assert same_amount("9", boxed(hedge))
 
 
 def test_escaped_braces_do_not_close_a_box():
@@ -110,7 +111,7 @@ def test_what_is_not_one_number_is_none(text):
 
 def test_numeric_equality_is_exact_unless_a_tolerance_is_stated():
     """BR-30: matches on rounded values, tiny values, subsets and unparsable pairs."""
-    same = answers.same_number
+    same = same_amount
     assert not same("1e-7", "2e-7")
     assert not same("2e-7", "1e-7")
     assert not same("1/3", "0.33333")
@@ -125,11 +126,11 @@ def test_numeric_equality_is_exact_unless_a_tolerance_is_stated():
 
 def test_a_gold_answer_that_is_no_number_is_the_tasks_mistake():
     with pytest.raises(UsageError, match="gold"):
-        answers.same_number("x", "x")
+        same_amount("x", "x")
     with pytest.raises(UsageError, match="gold choice"):
         answers.same_choice("E", "E", "ABCD")
     with pytest.raises(UsageError, match="tolerances"):
-        answers.same_number("1", "1", relative=math.nan)
+        same_amount("1", "1", relative=math.nan)
 
 
 def test_comparison_works_in_every_thread():
@@ -137,7 +138,7 @@ def test_comparison_works_in_every_thread():
     cases = [("1/3", r"\frac{1}{3}"), (r"7.5\%", r"7.5\%"), ("2", "3")]
 
     def compare_all():
-        return [answers.same_number(gold, answer) for gold, answer in cases]
+        return [same_amount(gold, answer) for gold, answer in cases]
 
     right = [True, True, False]
     assert compare_all() == right
@@ -172,8 +173,8 @@ def test_word_labels_are_choices_too():
 @given(st.fractions(max_denominator=10**6))
 def test_every_fraction_equals_its_own_writing(value):
     assert answers.number(str(value)) == value
-    assert answers.same_number(str(value), str(value))
-    assert not answers.same_number(str(value), str(value + 1))
+    assert same_amount(str(value), str(value))
+    assert not same_amount(str(value), str(value + 1))
 
 
 @given(st.integers(-(10**12), 10**12))

@@ -27,11 +27,13 @@ def judged(attempt, *pairs, **params):
 
 
 def test_every_context_decides_alike_and_the_endless_end_BR_26(make_attempt):
+    power = "(a+b+c+d+f+g)"  # the 90th has 57,940,519 terms
     pairs = [("1/3", r"\frac{1}{3}"), (r"7.5\%", r"7.5\%"), ("2", "3"), ("x+x", "2x"),
-             ("x", "9^{9^{9^9}}")]  # fmt: skip
+             (f"{power}^{{90}}", f"{power}^{{89}}(a+b+c)+{power}^{{89}}(d+f+g)")]  # fmt: skip
 
     def values():
         found = judged(make_attempt, *pairs, timeout_s=0.5)
+        assert "ran past its time limit (1 s)" in found[-1].evidence["refused"]
         return [finding.value for finding in found]
 
     with ThreadPoolExecutor(2) as pool:

@@ -8,6 +8,7 @@ from posttrain.core.task import Description, Environment, Task
 from posttrain.core.trajectory import AttemptKey, Trajectory, Turn
 from posttrain.sandbox.bubblewrap import BubblewrapSandboxes
 from posttrain.sandbox.pooled import PooledSandboxes
+from posttrain.sandbox.worker import ProcessWorkers
 from posttrain.verify.kinds import Tools
 from posttrain.verify.stack import Stack
 
@@ -38,6 +39,14 @@ def sandboxes(loop):
     yield pool
     loop.run(pool.close())
     loop.run(source.close())
+
+
+@pytest.fixture(scope="session")
+def workers(loop):
+    """Real ones: what hangs is ended."""
+    workers = ProcessWorkers()
+    yield workers
+    loop.run(workers.close())
 
 
 @pytest.fixture(scope="session")

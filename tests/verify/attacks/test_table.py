@@ -16,7 +16,7 @@ def test_every_entry_of_the_catalogue_is_tried_or_explained():
     assert {attack.entry for attack in attacks} | set(table.ELSEWHERE) == set(range(1, 51))
     kinds = {attack.kind for attack in attacks}
     assert kinds == {"suite", "differential", "stdio", "program", "state", "exact", "numeric",
-                     "choice", "judge", "json_schema", "text", "citations", "tool_calls",
+                     "math", "choice", "judge", "json_schema", "text", "citations", "tool_calls",
                      "final_state", "geometry"}  # fmt: skip
 
 
