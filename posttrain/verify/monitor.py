@@ -114,9 +114,10 @@ class Stream:
         self.verdicts += len(group)
         self.rate.take(math.fsum(one.reward for one in group), len(group), level=level)
         wins = [one for one in group if one.reward >= WIN]
-        found = [self._marks(one) for one in wins]
+        usual = {task: self._usual_output(task) for task in {one.task for one in wins}}
+        found = [self._marks(one, usual[one.task]) for one in wins]
         for mark, surge in self.marks.items():
-            for _ in range(self._twins(wins) if mark is Mark.ALIKE else 0):
+            for _ in range(self._twins(wins, usual) if mark is Mark.ALIKE else 0):
                 surge.take(1, 1)
             if wins:
                 surge.take(sum(mark in marks for marks in found), len(wins))
@@ -137,7 +138,7 @@ class Stream:
         self.marks = {mark: Surge() for mark in Mark}
         self.lag = Lag()
 
-    def _marks(self, one: Seen) -> frozenset[Mark]:
+    def _marks(self, one: Seen, usual: int) -> frozenset[Mark]:
         found = set(one.marks)
         if not one.tool_calls:
             found.add(Mark.NO_TOOLS)
@@ -145,7 +146,7 @@ class Stream:
             found.add(Mark.SHORTER)
         if one.turns < SHORT * self.turns:
             found.add(Mark.FEWER_TURNS)
-        if one.output and one.output == self._usual_output(one.task):
+        if one.output and one.output == usual:
             found.add(Mark.ALIKE)
         return frozenset(found)
 
@@ -155,11 +156,11 @@ class Stream:
         counts = Counter(output for _, output in pairs if output)
         return max(counts, key=counts.__getitem__, default=0)
 
-    def _twins(self, wins: Sequence[Seen]) -> int:
+    def _twins(self, wins: Sequence[Seen], usual: Mapping[str, int]) -> int:
         """At how many earlier tasks wins turn out to be near-identical to one of these only now."""
-        usual = {one.output for one in wins if one.output == self._usual_output(one.task)} - {0}
+        met = {one.output for one in wins if one.output == usual[one.task]} - {0}
         own = {one.task for one in wins}
-        twins = [w for w in self.wins if w.output in usual and w.task not in own and not w.marked]
+        twins = [w for w in self.wins if w.output in met and w.task not in own and not w.marked]
         for won in twins:
             won.marked = True
         return len({won.task for won in twins})

@@ -20,7 +20,7 @@ from posttrain.verify.signals import Mark, Seen, fingerprint, marks, seen
 
 
 def group(rng: random.Random, step: int, rate: float, **fields: object) -> list[Seen]:
-    plain = {"tokens": 100, "tool_calls": 1, "output": 0, **fields}
+    plain = {"tokens": 100, "turns": 4, "tool_calls": 1, "output": 0, **fields}
     return [
         Seen(key=f"{step}.{i}", task=str(step), reward=float(rng.random() < rate), **plain)  # type: ignore[arg-type]
         for i in range(8)
@@ -64,6 +64,7 @@ def test_a_fall_is_watched_and_never_held() -> None:
         ({"output": 7}, Mark.ALIKE),
         ({"tool_calls": 0}, Mark.NO_TOOLS),
         ({"tokens": 10}, Mark.SHORTER),
+        ({"turns": 1}, Mark.FEWER_TURNS),
         ({"marks": frozenset({Mark.HIDDEN})}, Mark.HIDDEN),
         ({"marks": frozenset({Mark.JUDGE})}, Mark.JUDGE),
     ],
