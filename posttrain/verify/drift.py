@@ -230,17 +230,19 @@ class Lag:
     """Pass rate in training where the present rise began; inf: nothing was compared yet."""
     gap: float = 0.0
     """By how much it was above that of held-out tasks there."""
+    doubt: float = 0.0
+    """Variance of both together there."""
     up: float = 0.0
     """Evidence, in nats: half the square of the excess in standard errors."""
 
     def take(self, trained: float, variance: float, passed: int, tasks: int) -> None:
         """Compare the pass rate in training, and what is not known of it, with held-out tasks."""
         held_out = (passed + 1) / (tasks + 2)
-        error = math.sqrt(variance + held_out * (1.0 - held_out) / tasks)
+        doubt = variance + held_out * (1.0 - held_out) / tasks
         rise, excess = trained - self.trained, trained - held_out - self.gap
-        self.up = (max(0.0, excess) / error) ** 2 / 2.0 if rise >= RISE else 0.0
+        self.up = max(0.0, excess) ** 2 / (doubt + self.doubt) / 2.0 if rise >= RISE else 0.0
         if rise <= 0.0 or (rise >= RISE and self.up < 1.0):
-            self.trained, self.gap = trained, max(0.0, trained - held_out)
+            self.trained, self.gap, self.doubt = trained, max(0.0, trained - held_out), doubt
 
     def save(self) -> dict[str, float | None]:
         """As plain data."""

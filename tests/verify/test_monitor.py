@@ -264,20 +264,20 @@ def test_held_out_tasks_speak_for_an_alarm_with_a_rise_and_not_without() -> None
     def alarm(passed: int, rate: float) -> tuple[int, str]:
         monitor = Monitor()
         assert play(monitor, range(60), 0.3) is None
-        monitor.compare("d", passed=120, tasks=400)
+        monitor.compare("d", passed=300, tasks=1000)
         monitor.compare("unknown", passed=1, tasks=1)
         for step in range(60, 100):
             group_ = group(random.Random(step), step, rate)
             monitor = Monitor.load(json.loads(json.dumps(monitor.save())))
             decision = monitor.take("d", "v", group_)
-            monitor.compare("d", passed=passed, tasks=400)
+            monitor.compare("d", passed=passed, tasks=1000)
             if decision is not None and decision.state is State.ALARM:
                 return step, decision.evidence
         return 100, ""
 
-    alone, told = alarm(passed=220, rate=0.55)
+    alone, told = alarm(passed=550, rate=0.55)
     assert "Held-out" not in told
-    with_both, told = alarm(passed=120, rate=0.55)
+    with_both, told = alarm(passed=300, rate=0.55)
     assert "Held-out tasks did not follow" in told
     assert with_both < alone
-    assert alarm(passed=30, rate=0.3) == (100, "")
+    assert alarm(passed=75, rate=0.3) == (100, "")
