@@ -8,13 +8,13 @@ stay true: a reply of the judge that is not exactly the marks asked for is never
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable
 
 from posttrain.core import seeds
 from posttrain.core.errors import PosttrainError, UsageError, VerifierError
 from posttrain.core.task import Check, Json, Message, Role
-from posttrain.verify import guards
+from posttrain.verify import documents, guards
+from posttrain.verify.documents import Unreadable
 from posttrain.verify.kinds import Subject, Tools, allowed
 from posttrain.verify.layers import Finding
 from posttrain.verify.trust import Trust
@@ -127,7 +127,7 @@ def conversation(subject: Subject, reply: str, criteria: list[str], check: Check
 
 
 def read_marks(text: str, count: int) -> tuple[int, ...]:
-    """The marks of a judge's reply, by criterion number.
+    """The marks of a judge's reply, by criterion number; a fence around them may be.
 
     Raises:
         VerifierError: anything but one object with a mark for each criterion.
@@ -136,8 +136,10 @@ def read_marks(text: str, count: int) -> tuple[int, ...]:
     (2, 0)
     """
     try:
-        marks = json.loads(text)
-    except ValueError as error:
+        marks = documents.json_value(
+            documents.block(text, "json") if text.lstrip().startswith("```") else text
+        )
+    except Unreadable as error:
         raise VerifierError(f"the judge's reply is no JSON: {text!r:.200}") from error
     wanted = {str(number) for number in range(1, count + 1)}
     if not isinstance(marks, dict) or set(marks) != wanted:

@@ -53,6 +53,19 @@ def test_an_unknown_or_missing_parameter_is_the_tasks_mistake(make_attempt, cloc
         value("exact", "2", make_attempt, clock, answer="2", where="anywhere")
     with pytest.raises(UsageError, match="labels"):
         value("choice", "B", make_attempt, clock, answer="B")
+    with pytest.raises(UsageError, match="labels"):
+        value("choice", "B", make_attempt, clock, answer="B", labels=["A", "B", "b"])
+    with pytest.raises(UsageError, match="labels"):
+        value("choice", "B", make_attempt, clock, answer="B", labels=["", "B"])
+    with pytest.raises(UsageError, match="'ignore_case'"):
+        value("exact", "2", make_attempt, clock, answer="2", ignore_case="no")
+    with pytest.raises(UsageError, match="wants text as 'answer'"):
+        value("exact", "2", make_attempt, clock, answer=" ")
+
+
+def test_a_letter_is_the_same_composed_or_not(make_attempt, clock):
+    assert value("exact", "cafe\u0301", make_attempt, clock, answer="caf\u00e9") == 1.0
+    assert value("exact", "cafe", make_attempt, clock, answer="caf\u00e9") == 0.0
 
 
 def test_guards_are_kinds_and_give_their_reason(make_attempt, clock):
