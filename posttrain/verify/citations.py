@@ -112,8 +112,8 @@ def _terms(check: Check) -> Terms:
     if type(most) is not int or most < 1 or not isinstance(computed, bool):
         raise UsageError("check 'citations' wants a number as 'max_chars', true or false as "
                          f"'computed', got {most!r:.40} and {computed!r:.40}.")  # fmt: skip
-    if answer is not None and (
-        isinstance(answer, bool) or not isinstance(answer, (str, int, float))
+    if "answer" in params and (
+        isinstance(answer, bool) or not isinstance(answer, (str, int, float)) or answer == ""
     ):
         raise UsageError(
             f"check 'citations' wants text or a number as 'answer', got {answer!r:.80}."

@@ -48,6 +48,9 @@ async def judge(check: Check, subject: Subject, tools: Tools) -> Finding:
     rubric = check.params.get("rubric")
     if not isinstance(rubric, (list, tuple)) or not rubric:
         raise UsageError(f"check 'judge' wants criteria as 'rubric', got {rubric!r:.80}.")
+    if not all(isinstance(one, str) and one.strip() for one in rubric):
+        raise UsageError(f"check 'judge' wants texts in its 'rubric', got {rubric!r:.80}.")
+    agreement_of(check)
     if guards.not_empty(subject.reply).reason:
         return Finding(value=0.0, evidence={"refused": "empty"})
     if tools.chat is None:
@@ -69,6 +72,20 @@ async def judge(check: Check, subject: Subject, tools: Tools) -> Finding:
     return await believed(f"judge of {subject.task.domain}", marked, check, subject, tools)
 
 
+def agreement_of(check: Check) -> float:
+    """The check's `agreement`, a share.
+
+    Raises:
+        UsageError: it is none.
+    """
+    least = check.params.get("agreement", LEAST_AGREEMENT)
+    if not isinstance(least, int | float) or isinstance(least, bool) or not 0 <= least <= 1:
+        raise UsageError(
+            f"check {check.kind!r} wants a share from 0 to 1 as 'agreement', got {least!r:.80}."
+        )
+    return float(least)
+
+
 async def believed(
     name: str, marked: Marked, check: Check, subject: Subject, tools: Tools
 ) -> Finding:
@@ -81,7 +98,7 @@ async def believed(
     await _try_canaries(name, marked, tools.trust)
     tools.trust.judged(name)
     value, evidence = await marked(subject.reply)
-    least = float(check.params.get("agreement", LEAST_AGREEMENT))
+    least = agreement_of(check)
     doubt = tools.trust.disagrees(name, subject.task.domain, least)
     told = {**evidence, JUDGE: name, SAID: value} | ({"abstains": doubt} if doubt else {})
     return Finding(value=None if doubt else value, evidence=told)

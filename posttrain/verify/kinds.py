@@ -7,6 +7,7 @@ one thing that must stay true: a parameter that a kind does not know is refused.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -110,7 +111,8 @@ def text_of(check: Check, key: str) -> str:
 def seconds_of(check: Check, default: float = WORKER_TIMEOUT_S) -> float:
     """The check's `timeout_s`: active seconds of what it starts."""
     value = check.params.get("timeout_s", default)
-    if not isinstance(value, int | float) or not value > 0:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:
         raise UsageError(f"check {check.kind!r} wants seconds as 'timeout_s', got {value!r:.80}.")
     return float(value)
 

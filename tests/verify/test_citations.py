@@ -153,7 +153,8 @@ def test_without_a_gold_answer_it_is_a_gate_only(find):
 @pytest.mark.parametrize(
     "params",
     [{"sources": {}}, {"sources": {"a": []}}, {"sources": {"a": [[1]]}}, {"sources": "text"},
-     {"answer": True}, {"answer": [1]}, {"relative": "1%"}, {"relative": 1}, {"absolute": -1},
+     {"answer": True}, {"answer": [1]}, {"answer": ""}, {"relative": "1%"}, {"relative": 1},
+     {"absolute": -1},
      {"constants": ["1"]}, {"max_chars": 0}, {"computed": "no"}, {"source": {}}],
 )  # fmt: skip
 def test_what_a_task_declares_wrongly_is_its_mistake(params, found):

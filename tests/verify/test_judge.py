@@ -106,6 +106,18 @@ def test_a_judge_that_does_not_answer_with_marks_gives_none(reply, bench):
     assert bench(chat=Judge(reply)).verify("two", RIGHT, RUBRIC).reward is None
 
 
+@pytest.mark.parametrize(
+    "params", [{"rubric": [1]}, {"rubric": [" "]}, {"rubric": []}, {"agreement": "most"},
+               {"agreement": 75}, {"agreement": True}],
+)  # fmt: skip
+def test_what_a_task_declares_wrongly_is_told_by_name(params, bench):
+    check = Check(kind="judge", place=Place.JUDGE, params={**RUBRIC.params, **params})
+    verdict = bench(chat=Judge(FULL)).verify("two", RIGHT, check)
+    assert verdict.reward is None
+    assert "check 'judge' wants" in verdict.errors[0]
+    assert next(iter(params)) in verdict.errors[0]
+
+
 def test_a_judge_may_put_a_fence_around_its_marks(bench):
     verdict = bench(chat=Judge(f"```json\n{FULL}\n```")).verify("two", RIGHT, RUBRIC)
     assert verdict.components[1].value == 1.0
