@@ -12,8 +12,8 @@ Decisions, each a test:
   one space, and composed and decomposed letters one (NFC).
 - Numbers: exactly. `1,234` is grouped digits, `1,23` is no number; `50%` is 1/2; `1 1/2` is 3/2;
   `−3` is -3; `3e2` and `3 × 10^2` are 300. With units, and compared: `quantities`.
-- Choices: a label, bare, in brackets, or followed by punctuation or a dash and its text; a second label
-  anywhere makes it no answer.
+- Choices: a label, bare, in brackets, or followed by punctuation or a dash and its text; a second
+  label anywhere makes it no answer.
 """
 
 from __future__ import annotations
