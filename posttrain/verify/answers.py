@@ -9,16 +9,17 @@ Decisions, each a test:
 - Where: `line`, the first line after the task's prefix (a fixed place, so that prose after it is no
   second answer); `reply`, all of it; `boxed`, the last complete \boxed{} or \fbox{} only.
 - Text: equal after trimming; case counts unless the check says otherwise; runs of white space are
-  one space.
+  one space, and composed and decomposed letters one (NFC).
 - Numbers: exactly. `1,234` is grouped digits, `1,23` is no number; `50%` is 1/2; `1 1/2` is 3/2;
   `−3` is -3; `3e2` and `3 × 10^2` are 300. With units, and compared: `quantities`.
-- Choices: a label, bare, in brackets, or followed by punctuation and its text; a second label
-  anywhere makes it no answer.
+- Choices: a label, bare, in brackets, or followed by punctuation or a dash and its text; a second
+  label anywhere makes it no answer.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -101,7 +102,7 @@ def same_text(gold: str, answer: str, *, ignore_case: bool = False) -> bool:
     >>> same_text("New  York", "New York"), same_text("Yes", "yes")
     (True, False)
     """
-    left, right = " ".join(gold.split()), " ".join(answer.split())
+    left, right = (unicodedata.normalize("NFC", " ".join(one.split())) for one in (gold, answer))
     if ignore_case:
         left, right = left.casefold(), right.casefold()
     return bool(left) and left == right
@@ -195,13 +196,15 @@ def choice(text: str, labels: Sequence[str]) -> str | None:
     Labels of one letter are matched without case at the head and with case after it, so that the
     article in "C: a dog" is no second choice.
 
-    >>> [choice(t, "ABCD") for t in ("(C)", "C: 12 m", r"\text{C}", "b.", "C or D", "C, not A")]
+    >>> [choice(t, "ABCD") for t in ("(C)", "C - 12 m", r"\text{C}", "b.", "C or D", "C, not A")]
     ['C', 'C', 'C', 'B', None, None]
     """
     plain = _TEXT.sub(r"\1", text).strip().strip("*`$").strip()
     found = None
     for label in sorted(labels, key=len, reverse=True):
-        head = re.match(rf"\(?\[?{re.escape(label)}(?=$|[)\].:,;])[)\]]?[.:,;]?", plain, re.I)
+        head = re.match(
+            rf"\(?\[?{re.escape(label)}(?=$|[)\].:,;!]|\s[-–—]\s)[)\]]?[.:,;]?", plain, re.I
+        )
         if head:
             found, rest = label, plain[head.end() :]
             break

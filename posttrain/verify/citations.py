@@ -112,8 +112,8 @@ def _terms(check: Check) -> Terms:
     if type(most) is not int or most < 1 or not isinstance(computed, bool):
         raise UsageError("check 'citations' wants a number as 'max_chars', true or false as "
                          f"'computed', got {most!r:.40} and {computed!r:.40}.")  # fmt: skip
-    if answer is not None and (
-        isinstance(answer, bool) or not isinstance(answer, (str, int, float))
+    if "answer" in params and (
+        isinstance(answer, bool) or not isinstance(answer, (str, int, float)) or answer == ""
     ):
         raise UsageError(
             f"check 'citations' wants text or a number as 'answer', got {answer!r:.80}."
@@ -170,7 +170,7 @@ def _supported(given: Json, terms: Terms) -> str:
         raise _Refused(f"wanted text or a number as answer, got {answer!r:.80}")
     if terms.computed:
         _follows(given["program"], quotes, answer, terms)
-    elif not any(_stands(normalised(str(answer)).casefold(), one.casefold()) for one in quotes):
+    elif not any(_stated(answer, one) for one in quotes):
         raise _Refused(f"the answer {answer!r:.80} stands in no quotation")
     if terms.answer is not None and not _same(terms.answer, answer, terms):
         raise _Refused(f"another answer: {answer!r:.80}")
@@ -214,6 +214,13 @@ def _stands(text: str, passage: str) -> bool:
             return True
         begin = passage.find(text, begin + 1)
     return False
+
+
+def _stated(answer: str | int | float, quote: str) -> bool:
+    """Whether an answer stands in a quotation: a number however it is written, a text as it is."""
+    if not isinstance(answer, str) and Fraction(str(answer)) in numbers(quote):
+        return True
+    return _stands(normalised(str(answer)).casefold(), quote.casefold())
 
 
 def numbers(passage: str) -> set[Fraction]:

@@ -61,6 +61,8 @@ def read(text: str, how: str, *, header: bool = False) -> Json:
         raise UsageError(
             f"no format {how!r}{nearest(how, readers)}.", f"name one of {', '.join(readers)}"
         )
+    if text.startswith("\ufeff"):
+        raise Unreadable("it begins with a byte order mark")
     return readers[how](text)
 
 
@@ -182,7 +184,7 @@ def _yaml(text: str) -> Json:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
     try:
         node = loader.get_single_node()
-        _named_once(node, set())
+        _named_once(node, set(), loader.construct_object)
         return None if node is None else _shallow(_plain(loader.construct_document(node)))
     except RecursionError:
         raise Unreadable(f"no YAML: more than {MAX_DEPTH} levels") from None
@@ -193,22 +195,27 @@ def _yaml(text: str) -> Json:
         loader.dispose()
 
 
+_MERGE = "tag:yaml.org,2002:merge"
 _ODD = (ValueError, OverflowError, TypeError, AttributeError, LookupError)
 """What PyYAML raises at values that are not what their tag says."""
 
 
-def _named_once(node: Any, seen: set[int]) -> None:
-    """Refuses a node that stands in two places, and a name that stands twice in a mapping."""
+def _named_once(node: Any, seen: set[int], value_of: Callable[[Any], Any]) -> None:
+    """Refuses a node that stands in two places, and a name that stands twice in a mapping, however
+    it is written (`1` and `0x1`).
+    """
     if id(node) in seen:
         raise Unreadable("no YAML that is read here: it has an alias")
     seen.add(id(node))
     inner = node.value if node is not None and not isinstance(node.value, str) else ()
     pairs = [one for one in inner if isinstance(one, tuple)]
-    names = [(key.tag, key.value) for key, _ in pairs if isinstance(key.value, str)]
-    if len(set(names)) != len(names):
+    keys = [key for key, _ in pairs if isinstance(key.value, str)]
+    if any(key.tag == _MERGE for key in keys):
+        raise Unreadable("no YAML that is read here: it merges a mapping into another")
+    if len(set(map(value_of, keys))) != len(keys):
         raise Unreadable("no YAML: a name stands twice in a mapping")
     for one in (one for item in inner for one in (item if isinstance(item, tuple) else (item,))):
-        _named_once(one, seen)
+        _named_once(one, seen, value_of)
 
 
 def _rows(text: str, delimiter: str, *, header: bool) -> Json:
@@ -228,8 +235,12 @@ def _rows(text: str, delimiter: str, *, header: bool) -> Json:
     return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
 
 
+_NOWHERE = "\n"
+"""A section that no text can name."""
+
+
 def _ini(text: str) -> Json:
-    parser = configparser.ConfigParser(interpolation=None, default_section="\0")
+    parser = configparser.ConfigParser(interpolation=None, default_section=_NOWHERE)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     try:
         parser.read_string(text)

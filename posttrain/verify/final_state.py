@@ -29,8 +29,9 @@ MAX_FILE_BYTES = 8 << 20
 MAX_TABLES = 64
 SQLITE = "sqlite"
 JUDGE = "posttrain.verify.final_state:judged"
-_SHAPE = (
-    "SELECT m.type, m.name, i.name FROM sqlite_master AS m LEFT JOIN pragma_table_info(m.name) AS i"
+_SHAPE = (  # generated columns included (2, 3), as in SELECT *; 1 is hidden there too
+    "SELECT m.type, m.name, i.name FROM sqlite_master AS m"
+    " LEFT JOIN pragma_table_xinfo(m.name) AS i ON i.hidden <> 1"
     " WHERE m.name NOT LIKE 'sqlite\\_%' ESCAPE '\\' ORDER BY m.type, m.name, i.cid"
 )
 State = list[str]

@@ -105,6 +105,10 @@ def _order(check: Check, seed: int) -> dict[str, Json]:
     for name, default in (("relative", 0), ("absolute", 0), ("mirrored", 0), ("chamfer", 0),
                           ("iou", 0)):  # fmt: skip
         _bound(check, name, default)
+    for name in (name for name in ("iou", "mirrored") if name in params):
+        if not 0 < params[name] <= 1:
+            raise UsageError(f"check 'geometry' wants a share above 0, up to 1, as {name!r}, got "
+                             f"{params[name]!r:.80}.")  # fmt: skip
     near = [name for name in ("iou", "chamfer") if name in params]
     if bool(near) != ("reference" in params):
         raise UsageError("check 'geometry' wants 'iou' or 'chamfer' where it has a 'reference', "

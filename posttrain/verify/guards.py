@@ -11,6 +11,8 @@ from __future__ import annotations
 import unicodedata
 from dataclasses import dataclass
 
+from posttrain.verify import segments
+
 ECHO_SHARE = 0.8
 """A reply that holds this share of the objective, word for word and in one piece, is an echo."""
 MIN_ECHO_WORDS = 4
@@ -35,7 +37,8 @@ def not_empty(reply: str) -> Passage:
     >>> not_empty(" \u200b\n").value, not_empty("0").value
     (0.0, 1.0)
     """
-    visible = any(unicodedata.category(character)[0] in "LNPSM" for character in reply)
+    seen = segments.visible(reply)
+    visible = any(unicodedata.category(character)[0] in "LNPSM" for character in seen)
     return Passage() if visible else Passage(reason="empty")
 
 

@@ -8,13 +8,13 @@ stay true: a reply of the judge that is not exactly the marks asked for is never
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable
 
 from posttrain.core import seeds
 from posttrain.core.errors import PosttrainError, UsageError, VerifierError
 from posttrain.core.task import Check, Json, Message, Role
-from posttrain.verify import guards
+from posttrain.verify import documents, guards
+from posttrain.verify.documents import Unreadable
 from posttrain.verify.kinds import Subject, Tools, allowed
 from posttrain.verify.layers import Finding
 from posttrain.verify.trust import Trust
@@ -48,6 +48,9 @@ async def judge(check: Check, subject: Subject, tools: Tools) -> Finding:
     rubric = check.params.get("rubric")
     if not isinstance(rubric, (list, tuple)) or not rubric:
         raise UsageError(f"check 'judge' wants criteria as 'rubric', got {rubric!r:.80}.")
+    if not all(isinstance(one, str) and one.strip() for one in rubric):
+        raise UsageError(f"check 'judge' wants texts in its 'rubric', got {rubric!r:.80}.")
+    agreement_of(check)
     if guards.not_empty(subject.reply).reason:
         return Finding(value=0.0, evidence={"refused": "empty"})
     if tools.chat is None:
@@ -69,6 +72,20 @@ async def judge(check: Check, subject: Subject, tools: Tools) -> Finding:
     return await believed(f"judge of {subject.task.domain}", marked, check, subject, tools)
 
 
+def agreement_of(check: Check) -> float:
+    """The check's `agreement`, a share.
+
+    Raises:
+        UsageError: it is none.
+    """
+    least = check.params.get("agreement", LEAST_AGREEMENT)
+    if not isinstance(least, int | float) or isinstance(least, bool) or not 0 <= least <= 1:
+        raise UsageError(
+            f"check {check.kind!r} wants a share from 0 to 1 as 'agreement', got {least!r:.80}."
+        )
+    return float(least)
+
+
 async def believed(
     name: str, marked: Marked, check: Check, subject: Subject, tools: Tools
 ) -> Finding:
@@ -81,7 +98,7 @@ async def believed(
     await _try_canaries(name, marked, tools.trust)
     tools.trust.judged(name)
     value, evidence = await marked(subject.reply)
-    least = float(check.params.get("agreement", LEAST_AGREEMENT))
+    least = agreement_of(check)
     doubt = tools.trust.disagrees(name, subject.task.domain, least)
     told = {**evidence, JUDGE: name, SAID: value} | ({"abstains": doubt} if doubt else {})
     return Finding(value=None if doubt else value, evidence=told)
@@ -127,7 +144,7 @@ def conversation(subject: Subject, reply: str, criteria: list[str], check: Check
 
 
 def read_marks(text: str, count: int) -> tuple[int, ...]:
-    """The marks of a judge's reply, by criterion number.
+    """The marks of a judge's reply, by criterion number; a fence around them may be.
 
     Raises:
         VerifierError: anything but one object with a mark for each criterion.
@@ -136,8 +153,10 @@ def read_marks(text: str, count: int) -> tuple[int, ...]:
     (2, 0)
     """
     try:
-        marks = json.loads(text)
-    except ValueError as error:
+        marks = documents.json_value(
+            documents.block(text, "json") if text.lstrip().startswith("```") else text
+        )
+    except Unreadable as error:
         raise VerifierError(f"the judge's reply is no JSON: {text!r:.200}") from error
     wanted = {str(number) for number in range(1, count + 1)}
     if not isinstance(marks, dict) or set(marks) != wanted:

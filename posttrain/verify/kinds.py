@@ -7,6 +7,7 @@ one thing that must stay true: a parameter that a kind does not know is refused.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -110,7 +111,8 @@ def text_of(check: Check, key: str) -> str:
 def seconds_of(check: Check, default: float = WORKER_TIMEOUT_S) -> float:
     """The check's `timeout_s`: active seconds of what it starts."""
     value = check.params.get("timeout_s", default)
-    if not isinstance(value, int | float) or not value > 0:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:
         raise UsageError(f"check {check.kind!r} wants seconds as 'timeout_s', got {value!r:.80}.")
     return float(value)
 
@@ -168,8 +170,14 @@ def _compared(
 
 
 def _same_text(check: Check, given: str) -> bool:
-    ignore_case = bool(check.params.get("ignore_case", False))
-    return answers.same_text(text_of(check, "answer"), given, ignore_case=ignore_case)
+    gold, ignore_case = text_of(check, "answer"), check.params.get("ignore_case", False)
+    if not gold.strip():
+        raise UsageError(f"check 'exact' wants text as 'answer', got {gold!r:.80}.")
+    if not isinstance(ignore_case, bool):
+        raise UsageError(
+            f"check 'exact' wants true or false as 'ignore_case', got {ignore_case!r:.80}."
+        )
+    return answers.same_text(gold, given, ignore_case=ignore_case)
 
 
 def _same_amount(check: Check, given: str) -> bool:
@@ -193,6 +201,9 @@ def _same_choice(check: Check, given: str) -> bool:
     labels = check.params.get("labels")
     if not isinstance(labels, (list, tuple)) or not all(isinstance(one, str) for one in labels):
         raise UsageError(f"check 'choice' wants a list of texts as 'labels', got {labels!r:.80}.")
+    plain = [one.strip().casefold() for one in labels]
+    if "" in plain or len(set(plain)) != len(plain):
+        raise UsageError(f"check 'choice' wants different texts as 'labels', got {labels!r:.80}.")
     return answers.same_choice(text_of(check, "answer"), given, labels)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from posttrain.core.errors import VerifierError
 from posttrain.core.task import Check, Json
 from posttrain.verify import guards
-from posttrain.verify.judge import believed
+from posttrain.verify.judge import agreement_of, believed
 from posttrain.verify.kinds import Subject, Tools, allowed
 from posttrain.verify.layers import Finding
 
@@ -23,6 +23,7 @@ async def reward_model(check: Check, subject: Subject, tools: Tools) -> Finding:
         VerifierError: there is no model, its score is none, or it paid a canary.
     """
     allowed(check, "agreement")
+    agreement_of(check)
     if guards.not_empty(subject.reply).reason:
         return Finding(value=0.0, evidence={"refused": "empty"})
     if tools.scores is None:

@@ -23,7 +23,13 @@ _WORD = regex.compile(
     regex.V1,
 )
 _SAID = regex.compile(r"[\p{L}\p{N}]")
-_UNSEEN = regex.compile(r"[\p{Default_Ignorable_Code_Point}--[\u200c\u200d\ufe0e\ufe0f]]", regex.V1)
+_SIGN = r"\p{Extended_Pictographic}[\ufe0e\ufe0f\U0001f3fb-\U0001f3ff]{0,2}"
+_UNSEEN = regex.compile(
+    r"[[\p{Default_Ignorable_Code_Point}\u2800]--[\u200d\ufe0e\ufe0f]]"
+    rf"|(?<!{_SIGN})[\u200d\ufe0e\ufe0f]",
+    regex.V1,
+)
+"""Joiners and variation selectors are seen within emoji, by what becomes of them."""
 _ITEM = regex.compile(r"^[ \t]*[-*+•‣◦][ \t]+\S", regex.M)
 _RULER = regex.compile(r"^[ \t]*(?:[-*_][ \t]*){3,}$", regex.M)
 _HEADING = regex.compile(r"^#{1,6}[ \t]+\S", regex.M)
@@ -37,10 +43,10 @@ _SHORT = regex.compile(
 
 def visible(text: str, form: Literal["NFC", "NFKC"] = "NFC") -> str:
     r"""The text in a Unicode normal form (`NFC`, `NFKC`), without what nobody sees, such as
-    zero-width spaces and soft hyphens; joiners and variation selectors stay.
+    zero-width spaces, joiners, soft hyphens and empty Braille; those within emoji stay.
 
-    >>> visible("a\u200bb\u00ad"), visible("ﬁt", "NFKC")
-    ('ab', 'fit')
+    >>> visible("a\u200bb\u00ad\u200d"), visible("ﬁt", "NFKC"), len(visible("👩‍👧"))
+    ('ab', 'fit', 3)
     """
     return str(_UNSEEN.sub("", unicodedata.normalize(form, text)))
 

@@ -100,6 +100,8 @@ def _number(found: int, what: str, rule: Rule, least: int | None = None) -> str:
     low, high = rule.get("min", None if "max" in rule else least), rule.get("max")
     if low is None and high is None:
         raise UsageError(f"rule {rule['rule']!r} wants 'min', 'max' or both.")
+    if min(low or 0, high or 0) < 0:
+        raise UsageError(f"rule {rule['rule']!r} has a bound below 0: {dict(rule)!r:.80}.")
     if high is not None and (low or 0) > high:
         raise UsageError(f"rule {rule['rule']!r} has a 'min' above its 'max'.")
     if low is not None and found < low:
@@ -118,7 +120,9 @@ def _length(given: str, rule: Rule) -> str:
 
 
 def _count(given: str, rule: Rule) -> str:
-    named = [key for key in ("word", "text", "pattern") if str(rule.get(key, "")).strip()]
+    named = [
+        key for key in ("word", "text", "pattern") if segments.visible(rule.get(key, "")).strip()
+    ]
     if len(named) != 1:
         raise UsageError("rule 'count' wants one of 'word', 'text' and 'pattern'.")
     wanted = rule[named[0]]
@@ -129,7 +133,10 @@ def _count(given: str, rule: Rule) -> str:
         wanted = rf"{_EDGE_BEFORE}{wanted}{_EDGE_AFTER}"
     flags = regex.V1 | regex.M | (regex.I | regex.F if rule.get("ignore_case") else 0)
     try:
-        found = regex.findall(wanted, segments.visible(given, "NFKC"), flags=flags)
+        pattern = regex.compile(wanted, flags=flags)
+        if pattern.match(""):
+            raise UsageError(f"rule 'count' has a 'pattern' that is everywhere: {wanted!r:.80}.")
+        found = pattern.findall(segments.visible(given, "NFKC"))
     except regex.error as error:
         raise UsageError(f"rule 'count' wants a 'pattern', got {wanted!r:.80}: {error}.") from None
     return _number(len(found), f"{named[0]} {rule[named[0]]!r:.60}", rule, least=1)
@@ -158,7 +165,8 @@ def _edge(at_start: bool) -> Look:
 
 
 def _required(rule: Rule, key: str) -> str:
-    if not rule.get(key):
+    value = rule.get(key)
+    if not value or (isinstance(value, str) and not segments.visible(value).strip()):
         raise UsageError(f"rule {rule['rule']!r} wants {key!r}.")
     return str(rule[key])
 

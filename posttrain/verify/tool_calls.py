@@ -82,7 +82,10 @@ def _order(check: Check, subject: Subject) -> dict[str, Json]:
     listed = [{"name": one.name, "parameters": one.parameters}
               for one in subject.task.description.tools]  # fmt: skip
     schemas: dict[str, Json] = {}
-    for one in params.get("tools", listed):
+    told = params.get("tools", listed)
+    if not isinstance(told, (list, tuple)):
+        raise UsageError(f"check 'tool_calls' wants a list as 'tools', got {told!r:.80}.")
+    for one in told:
         if not isinstance(one, Mapping) or not isinstance(one.get("name"), str):
             raise UsageError(f"check 'tool_calls' wants tools with a name, got {one!r:.80}.")
         schemas[one["name"]] = one.get("parameters", {})
@@ -98,6 +101,10 @@ def _order(check: Check, subject: Subject) -> dict[str, Json]:
     if not isinstance(ignore, (list, tuple)) or not isinstance(loose, bool):
         raise UsageError("check 'tool_calls' wants names as 'ignore', true or false as "
                          "'loose_text'.")  # fmt: skip
+    for one in ignore:
+        if not isinstance(one, str) or any(one in call for call in expected):
+            raise UsageError(f"check 'tool_calls' wants names of tools of which no call is "
+                             f"expected as 'ignore', got {one!r:.80}.")  # fmt: skip
     return {"expected": expected, "ordered": order == "given", "schemas": schemas,
             "ignore": list(ignore), "loose": loose}  # fmt: skip
 

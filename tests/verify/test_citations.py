@@ -136,6 +136,13 @@ def test_an_answer_in_words_stands_in_a_quotation(found):
     assert found(reply | {"program": "1"}, computed=False, answer="pleased").value == 0.0
 
 
+def test_a_number_stands_in_a_quotation_however_it_is_written(found):
+    reply = {"quotes": [{"source": "page 1", "text": GROWTH["quotes"][0]["text"]}], "answer": 1592}
+    assert found(reply, computed=False, answer=1592).value == 1.0
+    assert found(reply | {"answer": 1592.0}, computed=False, answer=1592).value == 1.0
+    assert found(reply | {"answer": 592}, computed=False, answer=592).value == 0.0
+
+
 def test_without_a_gold_answer_it_is_a_gate_only(find):
     check = Check(kind="citations", params={"sources": REPORT}, gate=True)
     assert find(citations, check, json.dumps(GROWTH)).value == 1.0
@@ -146,7 +153,8 @@ def test_without_a_gold_answer_it_is_a_gate_only(find):
 @pytest.mark.parametrize(
     "params",
     [{"sources": {}}, {"sources": {"a": []}}, {"sources": {"a": [[1]]}}, {"sources": "text"},
-     {"answer": True}, {"answer": [1]}, {"relative": "1%"}, {"relative": 1}, {"absolute": -1},
+     {"answer": True}, {"answer": [1]}, {"answer": ""}, {"relative": "1%"}, {"relative": 1},
+     {"absolute": -1},
      {"constants": ["1"]}, {"max_chars": 0}, {"computed": "no"}, {"source": {}}],
 )  # fmt: skip
 def test_what_a_task_declares_wrongly_is_its_mistake(params, found):

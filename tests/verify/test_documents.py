@@ -92,17 +92,27 @@ def test_a_document_is_a_value(how):
         ("yaml", "[" * 3000),
         ("yaml", "? [1, 2]\n: 3"),
         ("yaml", "1: a\n'1': b"),
+        ("yaml", "1: a\n0x1: b"),
+        ("yaml", "yes: a\ntrue: b"),
+        ("yaml", "1: a\n1.0: b"),
+        ("yaml", "a: 1\n<<: {a: 2}"),
         ("yaml", "2020-99-99"),
         ("yaml", "a: !!binary aGk="),
         ("csv", 'a,"b'),
         ("ini", "[a]\nb = 1\n[a]\nc = 2"),
         ("ini", "[a]\nb = 1\nb = 2"),
         ("ini", "b = 1"),
+        *((how, f"\ufeff{text}") for how, (text, _) in GOOD.items()),
     ],
 )
 def test_what_its_format_does_not_allow_is_no_document(how, text):
     with pytest.raises(Unreadable):
         read(text, how)
+
+
+def test_no_section_of_an_ini_file_speaks_for_the_others():
+    """A section named NUL was the parser's own of defaults: its options stood in all sections."""
+    assert read("[\0]\nport = 80\n[s]\n", "ini") == {"\0": {"port": "80"}, "s": {}}
 
 
 def test_rows_with_a_header_are_objects():

@@ -200,6 +200,8 @@ def test_a_missing_or_large_file_pays_nothing(find, value, monkeypatch):
         {"volume": 24, "planes": [[0, 0, 1]]},
         {"volume": 24, "planes": [[[0, 0, 0], [0, 0, 0]]]}, {"volume": 24, "format": "step"},
         {"volume": float("nan")}, {"volumes": 24},
+        {"reference": {"box": [1, 1, 1]}, "iou": 0}, {"reference": {"box": [1, 1, 1]}, "iou": 98},
+        {"volume": 24, "planes": [[[0, 0, 0], [0, 0, 1]]], "mirrored": 2},
     ],
 )  # fmt: skip
 def test_what_the_task_declares_wrongly_is_an_error(params, value):

@@ -7,7 +7,8 @@ from posttrain.verify import guards
 OBJECTIVE = "Find the greatest common divisor of 641 and 595 and give only that."
 
 
-@pytest.mark.parametrize("reply", ["", " ", "\n\t", "\u200b", "\x00", "\ufeff \u2060"])
+@pytest.mark.parametrize("reply", ["", " ", "\n\t", "\u200b", "\x00", "\ufeff \u2060", "\u3164",
+                                   "\u2800\ufe0f\u034f"])  # fmt: skip
 def test_nothing_visible_is_empty(reply):
     assert guards.not_empty(reply).value == 0.0
 

@@ -94,6 +94,8 @@ def test_a_closed_gate_saves_the_judge(bench):
 
 MALFORMED = (
     *("", "2", "Great!", "[2, 2, 2]", '{"1": 2}', '{"1": 3, "2": 1, "3": 1}'),
+    *('{"1": 0, "2": 2, "3": 2, "1": 2}', "[" * 5000, f"Marks: {FULL}"),
+    *(f"```\n{FULL}\n```\n```\n{FULL}\n```", f"{FULL} {FULL}"),
     *('{"1": true, "2": 1, "3": 1}', '{"1": 1.5, "2": 1, "3": 1}'),
 )
 
@@ -102,6 +104,23 @@ MALFORMED = (
 def test_a_judge_that_does_not_answer_with_marks_gives_none(reply, bench):
     """Neither paid nor failed: its own failure may not become a reward, 0 included."""
     assert bench(chat=Judge(reply)).verify("two", RIGHT, RUBRIC).reward is None
+
+
+@pytest.mark.parametrize(
+    "params", [{"rubric": [1]}, {"rubric": [" "]}, {"rubric": []}, {"agreement": "most"},
+               {"agreement": 75}, {"agreement": True}],
+)  # fmt: skip
+def test_what_a_task_declares_wrongly_is_told_by_name(params, bench):
+    check = Check(kind="judge", place=Place.JUDGE, params={**RUBRIC.params, **params})
+    verdict = bench(chat=Judge(FULL)).verify("two", RIGHT, check)
+    assert verdict.reward is None
+    assert "check 'judge' wants" in verdict.errors[0]
+    assert next(iter(params)) in verdict.errors[0]
+
+
+def test_a_judge_may_put_a_fence_around_its_marks(bench):
+    verdict = bench(chat=Judge(f"```json\n{FULL}\n```")).verify("two", RIGHT, RUBRIC)
+    assert verdict.components[1].value == 1.0
 
 
 def test_an_empty_reply_is_not_shown_to_the_judge(bench):

@@ -53,6 +53,29 @@ def test_an_unknown_or_missing_parameter_is_the_tasks_mistake(make_attempt, cloc
         value("exact", "2", make_attempt, clock, answer="2", where="anywhere")
     with pytest.raises(UsageError, match="labels"):
         value("choice", "B", make_attempt, clock, answer="B")
+    with pytest.raises(UsageError, match="labels"):
+        value("choice", "B", make_attempt, clock, answer="B", labels=["A", "B", "b"])
+    with pytest.raises(UsageError, match="labels"):
+        value("choice", "B", make_attempt, clock, answer="B", labels=["", "B"])
+    with pytest.raises(UsageError, match="'ignore_case'"):
+        value("exact", "2", make_attempt, clock, answer="2", ignore_case="no")
+    with pytest.raises(UsageError, match="wants text as 'answer'"):
+        value("exact", "2", make_attempt, clock, answer=" ")
+
+
+@pytest.mark.parametrize(
+    ("said", "worth"),
+    [("B", 1.0), ("(b)", 1.0), ("B: granite", 1.0), ("B - granite", 1.0), ("B – a rock", 1.0),
+     ("B!", 1.0), ("B - C", 0.0), ("B – granite, or A", 0.0), ("B-C", 0.0), ("Option B", 0.0),
+     ("C - granite, B", 0.0), ("\uff22", 0.0), ("\u0412", 0.0)],
+)  # fmt: skip
+def test_a_choice_is_a_label_and_perhaps_its_text(said, worth, make_attempt, clock):
+    assert value("choice", said, make_attempt, clock, answer="B", labels=["A", "B", "C"]) == worth
+
+
+def test_a_letter_is_the_same_composed_or_not(make_attempt, clock):
+    assert value("exact", "cafe\u0301", make_attempt, clock, answer="caf\u00e9") == 1.0
+    assert value("exact", "cafe", make_attempt, clock, answer="caf\u00e9") == 0.0
 
 
 def test_guards_are_kinds_and_give_their_reason(make_attempt, clock):

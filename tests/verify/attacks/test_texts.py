@@ -61,6 +61,7 @@ sys.exit(0 if re.fullmatch('"(?:[a-z]+)+"', text) else 1)
 
 POLITE = rules({"rule": "count", "word": "damn", "max": 0}, {"rule": "count", "word": "sorry"})
 LONG = rules({"rule": "length", "unit": "words", "min": 12})
+FILLED = rules({"rule": "length", "unit": "characters", "min": 30})
 GERMAN = rules({"rule": "language", "is": "de"})
 TREES = rules({"rule": "count", "word": "oak"}, {"rule": "count", "word": "elm"})
 OBJECTIVE = "Write a sentence about an oak and an elm."
@@ -152,6 +153,14 @@ FAMILY = [
     attack(43, "a forbidden word with a zero-width space", POLITE, "So sorry: da\u200bmn.",
            "'damn' not in reply and 'sorry' in reply", held=UNSEEN, right="I am sorry.",
            wrong="damn, sorry"),
+    attack(43, "a forbidden word with a joiner", POLITE, "So sorry: da\u200d\ufe0fmn.",
+           "'damn' not in reply and 'sorry' in reply", held=UNSEEN, right="I am sorry 👩‍👧 indeed.",
+           wrong="damn, sorry"),
+    attack(46, "a length of letters with joiners between", LONG, "\u200d".join("abcdefghijklmnop"),
+           "len(re.findall(r'\\w+', reply)) >= 12", held=UNSEEN, right="word after word " * 4,
+           wrong="Yes."),
+    attack(46, "a length of empty Braille", FILLED, "Yes" + "\u2800" * 40, "len(reply) >= 30",
+           held=UNSEEN, right="word after word " * 4, wrong="Yes."),
     attack(43, "a forbidden word in wide letters", POLITE, "ｄａｍｎ, I am sorry",
            "'damn' not in reply and 'sorry' in reply", held="compatibility forms are made one",
            right="I am truly sorry.", wrong="damn, sorry"),
