@@ -196,6 +196,7 @@ class Cell:
         called = self._line.exec(
             self._client.name, [os.fsdecode(word) for word in words],
             opening=opening.decode("ascii"), limits=command.limits, variables=command.variables,
+            drains=bool(command.stdin),
         )  # fmt: skip
         task = asyncio.ensure_future(_carry_out(called, ours, opening))
         self._clients.add(task)

@@ -175,18 +175,21 @@ class CommandLine:
         opening: str,
         limits: Mapping[str, int],
         variables: Mapping[str, str],
+        drains: bool = False,
     ) -> list[str]:
         """Run a command in a container that runs. It says `opening` when it gets there, and has
-        these limits and variables and no others.
+        these limits and variables and no others. With `drains` a shell beside it reads what the
+        command leaves of its input.
         """
         user = f"--user={self.uid}:{self.uid}"
-        told = ["/bin/sh", "-c", _OPEN, "sh", opening, "/usr/bin/env", "-i"]
+        program = _OPEN_AND_DRAIN if drains else _OPEN
+        told = ["/bin/sh", "-c", program, "sh", opening, "/usr/bin/env", "-i"]
         shown = {**spec.VARIABLES, **variables}
         told += [f"{key}={value}" for key, value in shown.items()]
         bounds = [
-            f"--{key.removeprefix('RLIMIT_').lower()}={value}"
+            f"--{key.removeprefix('RLIMIT_').lower()}={value + (drains and key == _PROCESSES)}"
             for key, value in limits.items()
-            if (self.private or key != "RLIMIT_NPROC")
+            if (self.private or key != _PROCESSES)
             and not (self.is_gvisor and key in _FOREIGN_TO_GVISOR)
         ]
         where = f"--workdir={spec.WORKSPACE}"
@@ -205,6 +208,14 @@ class CommandLine:
 
 
 _OPEN = 'printf %s "$1"; shift; exec "$@"'
+_OPEN_AND_DRAIN = (
+    'printf %s "$1"; shift; exec 3>&2 2> /dev/null; (exec "$@" 2>&3 3>&-); code=$?; '
+    "trap 'exit $code' EXIT; cat > /dev/null"
+)
+"""Where input is left over, podman's client may end without having read the output. (The trap holds
+the code also where there is no room to start `cat`.)
+"""
+_PROCESSES = "RLIMIT_NPROC"
 _MOST_PROCESSES = 4096
 
 
